@@ -1,5 +1,7 @@
 #include "machine.h"
 
+#include "bits.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,13 +31,18 @@ struct cache {
     entry_t *entries;
 };
 
+_Static_assert(MACHINE_CPUS <= BITS, "each CPU has a bit");
+
 /* Who has a line. One for every line ever used; line_plus_one is 0 where there is none. */
 struct holding {
     uint64_t line_plus_one;
-    uint64_t holders; /* a bit for each CPU that has it in its own caches */
-    uint64_t robbed;  /* and for each that had it until another CPU's store */
-    bool changed;     /* its only holder has written to it */
+    bits holders;          /* those that have it in their own caches */
+    bits robbed;           /* those that had it until another CPU's store */
+    bool changed;          /* its only holder has written to it */
+    uint8_t last_plus_one; /* the CPU that fetched it last, or took it from others */
 };
+
+/* Of a page, in a directory of pages: the CPU that touched it first is its last_plus_one. */
 
 struct directory {
     struct holding *slots; /* capacity, a power of two, is at least twice used */
@@ -55,6 +62,9 @@ struct machine {
     struct machine_shape shape;
     struct cache llc;
     struct directory directory;
+    struct directory pages; /* empty without nodes */
+    uint8_t node_of[MACHINE_CPUS];
+    bits of_node[MACHINE_CPUS];     /* a node's CPUs */
     struct cpu *cpus[MACHINE_CPUS]; /* made at their first access */
 };
 
@@ -182,17 +192,31 @@ static struct cpu *cpu_new(const struct machine_shape *shape) {
     return cpu;
 }
 
+static bool directory_new(struct directory *directory) {
+    directory->capacity = DIRECTORY_FIRST;
+    directory->slots = calloc(DIRECTORY_FIRST, sizeof *directory->slots);
+    return directory->slots != NULL;
+}
+
+void machine_set_node(struct machine *machine, unsigned cpu, unsigned node) {
+    machine->of_node[machine->node_of[cpu]] &= ~bit_of(cpu);
+    machine->of_node[node] |= bit_of(cpu);
+    machine->node_of[cpu] = (uint8_t)node;
+}
+
 struct machine *machine_new(const struct machine_shape *shape) {
     struct machine *machine = calloc(1, sizeof *machine);
     if (machine == NULL) {
         return NULL;
     }
     machine->shape = *shape;
-    machine->directory.capacity = DIRECTORY_FIRST;
-    machine->directory.slots = calloc(DIRECTORY_FIRST, sizeof *machine->directory.slots);
-    if (machine->directory.slots == NULL || !cache_new(&machine->llc, shape->llc)) {
+    if (!directory_new(&machine->directory) || !directory_new(&machine->pages) ||
+        !cache_new(&machine->llc, shape->llc)) {
         machine_delete(machine);
         return NULL;
+    }
+    for (unsigned cpu = 0; cpu < MACHINE_CPUS; cpu++) {
+        machine_set_node(machine, cpu, shape->nodes == 0 ? 0 : cpu % shape->nodes);
     }
     return machine;
 }
@@ -206,6 +230,7 @@ void machine_delete(struct machine *machine) {
     }
     free(machine->llc.entries);
     free(machine->directory.slots);
+    free(machine->pages.slots);
     free(machine);
 }
 
@@ -216,23 +241,29 @@ static struct cpu *cpu_of(struct machine *machine, unsigned cpu) {
     return machine->cpus[cpu];
 }
 
-/* Takes a line from all CPUs but one. */
-static void rob(struct machine *machine, struct holding *holding, unsigned robber, uint64_t line) {
-    uint64_t others = holding->holders & ~(1ULL << robber);
-    for (uint64_t left = others; left != 0; left &= left - 1) {
-        struct cpu *other = machine->cpus[__builtin_ctzll(left)];
+static bool is_of_another_node(const struct machine *machine, unsigned cpu, unsigned other_plus_one) {
+    return other_plus_one != 0 && machine->node_of[cpu] != machine->node_of[other_plus_one - 1];
+}
+
+/* Takes a line from all CPUs but one. Returns whether any of them is of another node. */
+static bool rob(struct machine *machine, struct holding *holding, unsigned robber, uint64_t line) {
+    bits others = holding->holders & ~bit_of(robber);
+    for (bits left = others; left != 0; left &= left - 1) {
+        struct cpu *other = machine->cpus[lowest_bit(left)];
         cache_drop(&other->l1, line);
         cache_drop(&other->l2, line);
     }
     holding->holders &= ~others;
     holding->robbed |= others;
+    holding->last_plus_one = (uint8_t)(robber + 1);
+    return (others & ~machine->of_node[machine->node_of[robber]]) != 0;
 }
 
 /* A line that this CPU's caches had no room for: a changed one is written back. */
 static void evicted(struct machine *machine, unsigned cpu, uint64_t line) {
     cache_drop(&machine->cpus[cpu]->l1, line);
     struct holding *holding = holding_of(&machine->directory, line);
-    holding->holders &= ~(1ULL << cpu);
+    holding->holders &= ~bit_of(cpu);
     if (holding->changed) {
         holding->changed = false;
         if (cache_use(&machine->llc, line) == NULL) {
@@ -241,11 +272,28 @@ static void evicted(struct machine *machine, unsigned cpu, uint64_t line) {
     }
 }
 
+/* Where an access found a line that it had to ask for. */
+enum source { NOT_REMOTE, REMOTE_LINE, REMOTE_PAGE };
+
+static enum source source_of(struct machine *machine, unsigned cpu, uint64_t line,
+                             const struct holding *holding) {
+    if (is_of_another_node(machine, cpu, holding->last_plus_one)) {
+        return REMOTE_LINE;
+    }
+    if (machine->shape.nodes == 0 || holding->holders != 0) {
+        return NOT_REMOTE;
+    }
+    uint64_t page = line / (MACHINE_PAGE_BYTES / MACHINE_LINE_BYTES);
+    unsigned first_plus_one = holding_of(&machine->pages, page)->last_plus_one;
+    return is_of_another_node(machine, cpu, first_plus_one) ? REMOTE_PAGE : NOT_REMOTE;
+}
+
 /* Brings a line into this CPU's L2. */
-static void fetch(struct machine *machine, unsigned cpu, uint64_t line, unsigned kind) {
+static enum source fetch(struct machine *machine, unsigned cpu, uint64_t line, unsigned kind) {
     struct cpu *own = machine->cpus[cpu];
     struct holding *holding = holding_of(&machine->directory, line);
-    uint64_t bit = 1ULL << cpu;
+    enum source source = source_of(machine, cpu, line, holding);
+    bits bit = bit_of(cpu);
     own->counts.l2_misses[kind]++;
     if ((holding->robbed & bit) != 0) {
         own->counts.coherence[kind]++;
@@ -255,7 +303,7 @@ static void fetch(struct machine *machine, unsigned cpu, uint64_t line, unsigned
         /* Its holder keeps it, but may not write without asking. */
         own->counts.transfers[kind]++;
         holding->changed = false;
-        entry_t *there = cache_peek(&machine->cpus[__builtin_ctzll(holding->holders)]->l1, line);
+        entry_t *there = cache_peek(&machine->cpus[lowest_bit(holding->holders)]->l1, line);
         if (there != NULL) {
             *there &= ~writable;
         }
@@ -265,16 +313,19 @@ static void fetch(struct machine *machine, unsigned cpu, uint64_t line, unsigned
         (void)cache_insert(&machine->llc, line);
     }
     holding->holders |= bit;
+    holding->last_plus_one = (uint8_t)(cpu + 1);
     entry_t leaves = cache_insert(&own->l2, line);
     if (leaves != 0) {
         evicted(machine, cpu, (leaves >> 1) - 1);
     }
+    return source;
 }
 
 static void touch_line(struct machine *machine, unsigned cpu, uint64_t line, unsigned kind) {
     struct cpu *own = machine->cpus[cpu];
     entry_t *here = cache_use(&own->l1, line);
     bool was_here = here != NULL;
+    enum source source = NOT_REMOTE;
     if (was_here && (kind == MACHINE_LOAD || (*here & writable) != 0)) {
         return;
     }
@@ -282,31 +333,40 @@ static void touch_line(struct machine *machine, unsigned cpu, uint64_t line, uns
         own->counts.l1_misses[kind]++;
         was_here = cache_use(&own->l2, line) != NULL;
         if (!was_here) {
-            fetch(machine, cpu, line, kind);
+            source = fetch(machine, cpu, line, kind);
         }
         (void)cache_insert(&own->l1, line);
         here = set_of(&own->l1, line);
     }
     if (kind == MACHINE_STORE) {
         struct holding *holding = holding_of(&machine->directory, line);
-        if (holding->holders != 1ULL << cpu) {
+        if (holding->holders != bit_of(cpu)) {
             own->counts.upgrades += was_here;
-            rob(machine, holding, cpu, line);
+            own->counts.invalidations++;
+            source = rob(machine, holding, cpu, line) ? REMOTE_LINE : source;
         }
         holding->changed = true;
         *here |= writable;
     }
+    own->counts.remote_lines[kind] += source == REMOTE_LINE;
+    own->counts.remote_pages[kind] += source == REMOTE_PAGE;
 }
 
-static void touch_page(struct cpu *own, uint64_t page, unsigned kind) {
+static void touch_page(struct machine *machine, unsigned cpu, uint64_t page, unsigned kind) {
+    struct cpu *own = machine->cpus[cpu];
     if (cache_use(&own->tlb, page) != NULL) {
         return;
     }
     own->counts.tlb_misses[kind]++;
     (void)cache_insert(&own->tlb, page);
-    if (cache_use(&own->stlb, page) == NULL) {
-        own->counts.walks[kind]++;
-        (void)cache_insert(&own->stlb, page);
+    if (cache_use(&own->stlb, page) != NULL) {
+        return;
+    }
+    own->counts.walks[kind]++;
+    (void)cache_insert(&own->stlb, page);
+    if (machine->shape.nodes != 0) {
+        struct holding *touched = holding_of(&machine->pages, page);
+        touched->last_plus_one = touched->last_plus_one != 0 ? touched->last_plus_one : (uint8_t)(cpu + 1);
     }
 }
 
@@ -316,7 +376,7 @@ void machine_access(struct machine *machine, unsigned cpu, uint64_t address, uin
     uint64_t last = address + bytes - 1;
     own->counts.accesses[kind]++;
     for (uint64_t page = address / MACHINE_PAGE_BYTES; page <= last / MACHINE_PAGE_BYTES; page++) {
-        touch_page(own, page, kind);
+        touch_page(machine, cpu, page, kind);
     }
     for (uint64_t line = address / MACHINE_LINE_BYTES; line <= last / MACHINE_LINE_BYTES; line++) {
         touch_line(machine, cpu, line, kind);

@@ -14,7 +14,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { MACHINE_LINE_BYTES = 64, MACHINE_PAGE_BYTES = 4096, MACHINE_CPUS = 64 };
+enum { MACHINE_LINE_BYTES = 64, MACHINE_PAGE_BYTES = 4096, MACHINE_CPUS = 128 };
 
 /* The number of sets is a power of two. */
 struct cache_shape {
@@ -28,6 +28,8 @@ struct machine_shape {
     struct cache_shape llc;
     struct cache_shape tlb;  /* in pages */
     struct cache_shape stlb; /* the TLB's second level */
+    /* A page belongs to the node of the CPU that touches it first. With 0, there are no nodes. */
+    uint32_t nodes;
 };
 
 /* The machine of the NextGen-Malloc paper has 16 Cortex-A72: by its reference manual, a TLB for data of 32
@@ -46,8 +48,13 @@ struct machine_counts {
     uint64_t coherence[MACHINE_KINDS];  /* of l2_misses: another CPU's store had taken the line away */
     uint64_t transfers[MACHINE_KINDS];  /* of l2_misses: another CPU has the line, changed */
     uint64_t upgrades;                  /* stores that had the line, but had to take it from others */
+    uint64_t invalidations; /* all stores that took the line from others: the upgrades and misses */
     uint64_t tlb_misses[MACHINE_KINDS];
     uint64_t walks[MACHINE_KINDS]; /* of those: the second level missed too */
+    /* Of l2_misses and upgrades: the CPU that fetched the line or took it from others last, or one that loses
+     * it now, belongs to another node. */
+    uint64_t remote_lines[MACHINE_KINDS];
+    uint64_t remote_pages[MACHINE_KINDS]; /* of the other l2_misses: no CPU has the line; the page does */
 };
 
 struct machine;
@@ -55,6 +62,9 @@ struct machine;
 /* NULL, where memory is short. */
 struct machine *machine_new(const struct machine_shape *shape);
 void machine_delete(struct machine *machine);
+
+/* CPU n belongs to node n modulo their number, until it gets another. */
+void machine_set_node(struct machine *machine, unsigned cpu, unsigned node);
 
 /* One load or store of some bytes, at least one, by a CPU below MACHINE_CPUS. Memory that is short ends the
  * process. */

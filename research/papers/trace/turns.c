@@ -1,5 +1,7 @@
 #include "turns.h"
 
+#include "bits.h"
+
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -7,11 +9,13 @@
 
 enum { NO_THREAD = -1, TIMEOUT_MS = 20 };
 
+_Static_assert(TURNS_THREADS <= BITS, "each thread has a bit");
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t called[TURNS_THREADS] = {
     [0 ... TURNS_THREADS - 1] = PTHREAD_COND_INITIALIZER,
 };
-static uint64_t waiting; /* a bit for each; under the lock, as lost is */
+static bits waiting; /* under the lock, as lost is */
 static uint64_t lost;
 static atomic_int turn = NO_THREAD; /* changed under the lock */
 static atomic_uint progress;
@@ -35,7 +39,7 @@ static struct timespec in_ms(long ms) {
 
 void turns_take(unsigned thread) {
     (void)pthread_mutex_lock(&lock);
-    waiting |= 1ULL << thread;
+    waiting |= bit_of(thread);
     while (turn != NO_THREAD && turn != (int)thread) {
         unsigned seen = progress;
         int holder = turn;
@@ -46,7 +50,7 @@ void turns_take(unsigned thread) {
             break;
         }
     }
-    waiting &= ~(1ULL << thread);
+    waiting &= ~bit_of(thread);
     turn = (int)thread;
     turns_progress();
     (void)pthread_mutex_unlock(&lock);
@@ -56,11 +60,11 @@ void turns_pass(unsigned thread) {
     (void)pthread_mutex_lock(&lock);
     if (turn == (int)thread) {
         /* The next in order after this one, and the first again after the last. */
-        uint64_t after = thread + 1 < TURNS_THREADS ? waiting & (~0ULL << (thread + 1)) : 0;
-        uint64_t among = after != 0 ? after : waiting;
+        bits after = thread + 1 < TURNS_THREADS ? waiting & (~(bits)0 << (thread + 1)) : 0;
+        bits among = after != 0 ? after : waiting;
         turn = NO_THREAD;
         if (among != 0) {
-            turn = __builtin_ctzll(among);
+            turn = (int)lowest_bit(among);
             turns_progress();
             (void)pthread_cond_signal(&called[turn]);
         }

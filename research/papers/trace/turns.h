@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { TURNS_THREADS = 64 };
+enum { TURNS_THREADS = 128 };
 
 /* Whether it is this thread's turn. */
 bool turns_mine(unsigned thread);

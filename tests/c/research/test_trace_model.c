@@ -161,6 +161,61 @@ static void test_a_line_that_another_cpu_has_is_no_miss_of_the_llc(void) {
     machine_delete(machine);
 }
 
+static void test_stores_take_lines_that_others_only_read(void) {
+    struct machine *machine = made(&tiny);
+    load_line(machine, 0, 0);
+    load_line(machine, MACHINE_CPUS - 1, 0);
+    store_line(machine, 70, 0); /* a miss: it is no upgrade, and nothing was changed */
+    CHECK_EQUAL(machine_counts(machine, 70)->invalidations, 1);
+    CHECK_EQUAL(machine_counts(machine, 70)->upgrades, 0);
+    CHECK_COUNTS(machine, 70, transfers, 0, 0);
+    load_line(machine, MACHINE_CPUS - 1, 0);
+    CHECK_COUNTS(machine, MACHINE_CPUS - 1, coherence, 1, 0);
+    CHECK_COUNTS(machine, MACHINE_CPUS - 1, transfers, 1, 0);
+    store_line(machine, MACHINE_CPUS - 1, 0);
+    CHECK_EQUAL(machine_counts(machine, MACHINE_CPUS - 1)->invalidations, 1);
+    CHECK_EQUAL(machine_counts(machine, MACHINE_CPUS - 1)->upgrades, 1);
+    store_line(machine, MACHINE_CPUS - 1, 0);
+    CHECK_EQUAL(machine_counts(machine, MACHINE_CPUS - 1)->invalidations, 1);
+    /* Without nodes, nothing is remote. */
+    CHECK_COUNTS(machine, MACHINE_CPUS - 1, remote_lines, 0, 0);
+    CHECK_COUNTS(machine, 70, remote_pages, 0, 0);
+    machine_delete(machine);
+}
+
+/* CPUs 0 and 2 are of one node, 1 and 3 of the other. */
+static void test_nodes(void) {
+    struct machine_shape shape = machine_default;
+    shape.nodes = 2;
+    struct machine *machine = made(&shape);
+    store_line(machine, 0, 0); /* its page belongs to CPU 0's node from now on */
+    CHECK_COUNTS(machine, 0, remote_lines, 0, 0);
+    CHECK_COUNTS(machine, 0, remote_pages, 0, 0);
+    load_line(machine, 1, 0);
+    CHECK_COUNTS(machine, 1, remote_lines, 1, 0);
+    load_line(machine, 3, 0); /* CPU 1 had it last, of its own node; and so no memory is asked */
+    CHECK_COUNTS(machine, 3, remote_lines, 0, 0);
+    CHECK_COUNTS(machine, 3, remote_pages, 0, 0);
+    store_line(machine, 3, 0); /* takes it from CPU 0, too */
+    CHECK_COUNTS(machine, 3, remote_lines, 0, 1);
+    load_line(machine, 1, 1); /* another line of that page, which no CPU has */
+    CHECK_COUNTS(machine, 1, remote_pages, 1, 0);
+    CHECK_COUNTS(machine, 1, remote_lines, 1, 0);
+    load_line(machine, 2, 2);
+    CHECK_COUNTS(machine, 2, remote_pages, 0, 0);
+    store_line(machine, 1, 1); /* a hit */
+    CHECK_COUNTS(machine, 1, remote_lines, 1, 0);
+    /* A CPU that moves takes what it did with it. */
+    machine_set_node(machine, 1, 0);
+    load_line(machine, 0, 1);
+    CHECK_COUNTS(machine, 0, remote_lines, 0, 0);
+    load_line(machine, 1, 3);
+    CHECK_COUNTS(machine, 1, remote_pages, 1, 0);
+    load_line(machine, 3, 4);
+    CHECK_COUNTS(machine, 3, remote_pages, 1, 0);
+    machine_delete(machine);
+}
+
 static void test_tlb(void) {
     struct machine *machine = made(&tiny);
     for (uint64_t page = 0; page < 3; page++) {
@@ -401,6 +456,8 @@ int main(void) {
     test_other_bytes_of_a_line_are_lost_too();
     test_what_had_no_room_is_not_lost();
     test_a_line_that_another_cpu_has_is_no_miss_of_the_llc();
+    test_stores_take_lines_that_others_only_read();
+    test_nodes();
     test_tlb();
     test_accesses_across_borders();
     test_counts_are_cleared_and_caches_kept();
