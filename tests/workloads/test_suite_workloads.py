@@ -23,6 +23,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "cfrac": ("--number", "250133746951713895666541", "--primes", "150"),
     "dedup-like": ("--mib", "6", "--block", "3", "--piece", "256", "--chunk-bits", "12"),
     "espresso": ("--functions", "4", "--inputs", "8", "--outputs", "6", "--cubes", "40"),
+    "exchange": ("--blocks", "100", "--rounds", "20", "--warm-up", "3", "--max", "500", "--freed-by", "next"),
     "fluidanimate-like": ("--particles", "3000", "--frames", "3"),
     "glibc-thread": (
         "--seconds",
@@ -50,8 +51,8 @@ STAND_INS = (
     *("fluidanimate-like", "streamcluster-like", "swaptions-like"),
 )
 THREADED = (
-    *("alloc-test", "cache-scratch", "cache-thrash", "glibc-thread", "malloc-latency", "mleak", "mstress"),
-    "rptest",
+    *("alloc-test", "cache-scratch", "cache-thrash", "exchange", "glibc-thread", "malloc-latency", "mleak"),
+    *("mstress", "rptest"),
     *STAND_INS,
 )
 FIXED_DURATION = ("glibc-thread",)
@@ -115,6 +116,9 @@ def test_bad_arguments_get_one_line(name: str, arguments: tuple[str, ...]) -> No
     ("name", "arguments", "message"),
     [
         ("alloc-test", ("--min", "8", "--max", "15"), "--max is less than twice --min"),
+        ("exchange", ("--min", "9", "--max", "8"), "--min is more than --max"),
+        ("exchange", ("--freed-by", "partner", "--threads", "3"), "needs an even number of threads"),
+        ("exchange", ("--freed-by", "all"), "one of self|next|partner"),
         ("glibc-thread", ("--min", "9", "--max", "8"), "--min is more than --max"),
         *[
             ("glibc-thread", ("--seconds", seconds), "a number from 0.001 to 1000000")
