@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,6 +27,7 @@ from research.papers import sessions
 
 PACKAGE = "qemu-user"
 PLUGIN, MARKS, REPLAY = "libcalm-trace.so", "libcalm-trace-marks.so", "calm-trace-replay"
+SEQUENCES = "libcalm-trace-sequences.so"
 # A thread of calmalloc's: its helper, or calmoffload's server.
 OWN_THREAD = "calmalloc"
 OFFLOADED = "calmoffload"
@@ -42,6 +44,28 @@ _KINDS: Mapping[str, str] = {
     "tlb_misses": "dtlb_{}_misses",
     "walks": "dtlb_{}_walks",
 }
+
+
+@dataclass(frozen=True)
+class Told:
+    """The machine that a program is told of: at most 64 CPUs, one for each thread, and restartable sequences.
+
+    Nodes: thread n is on the CPU of node n modulo their number; 0 for a machine without.
+    """
+
+    cpus: int
+    nodes: int = 0
+
+    def write_files(self, root: Path) -> None:
+        """What a program reads about them, for QEMU to find it below this folder."""
+        counts = {"cpu": self.cpus, "node": max(1, self.nodes)}
+        for kind, count in counts.items():
+            folder = root / f"sys/devices/system/{kind}"
+            folder.mkdir(parents=True)
+            for name in ("online", "possible", "present"):
+                (folder / name).write_text(f"0-{count - 1}\n" if count > 1 else "0\n")
+            for number in range(count):
+                (folder / f"{kind}{number}").mkdir()
 
 
 def _find(name: str) -> Path:
@@ -66,7 +90,7 @@ def obstacle() -> str | None:
         _find(REPLAY)
         with tempfile.TemporaryDirectory() as place:
             _run(
-                [*_traced(Path(place) / "out", 0, 0), _program("true")],
+                [*_traced(Path(place) / "out"), _program("true")],
                 clean_environment(),
                 Path(),
                 30,
@@ -84,8 +108,9 @@ def _program(name: str) -> str:
     return str(Path(found).absolute())
 
 
-def _traced(out: Path, warm: int, limit: int) -> list[str]:
-    return [_qemu(), "-plugin", f"{_find(PLUGIN)},out={out},warm={warm},limit={limit}"]
+def _traced(out: Path, **options: int) -> list[str]:
+    texts = [f"{_find(PLUGIN)},out={out}", *(f"{name}={value}" for name, value in options.items())]
+    return [_qemu(), "-plugin", ",".join(texts)]
 
 
 def _variables(variables: Mapping[str, str]) -> list[str]:
@@ -179,15 +204,42 @@ def trace(
         if options := ",".join(filter(None, (variables.get(CALM_OPTIONS), patient(allocator)))):
             variables[CALM_OPTIONS] = options
         program, *arguments = command
-        traced = [*_traced(out, warm, limit), *_variables(variables), _program(program), *arguments]
+        qemu = _traced(out, warm=warm, limit=limit)
+        traced = [*qemu, *_variables(variables), _program(program), *arguments]
         _run(traced, _inherited(variables), folder, limit_s, allocator.label, heard)
-        try:
-            found = json.loads(out.read_text())
-        except (OSError, ValueError) as error:
-            raise CalmError("the plugin wrote no report") from error
+        found = _report(out)
     if not found["warmed"]:
         raise CalmError(f"it ended within the first {warm:,} instructions")
     return figures(found)
+
+
+def trace_marked(
+    command: Sequence[str], folder: Path, allocator: Allocator, limit_s: float, told: Told
+) -> dict[str, Any]:
+    """The plugin's report of one run: of what the program does between its marks (record.h)."""
+    with tempfile.TemporaryDirectory() as place:
+        out, root = Path(place) / "out", Path(place) / "root"
+        told.write_files(root)
+        variables = allocator.variables({})
+        # Before the allocator, whose pthread_create it calls.
+        preload = filter(None, (str(_find(SEQUENCES)), variables.get("LD_PRELOAD")))
+        variables["LD_PRELOAD"] = ":".join(preload)
+        program, *arguments = command
+        qemu = [*_traced(out, marked=1, cpus=told.cpus, nodes=told.nodes), "-L", str(root)]
+        traced = [*qemu, *_variables(variables), _program(program), *arguments]
+        _run(traced, _inherited(variables), folder, limit_s, allocator.label)
+        found = _report(out)
+    if not found["warmed"]:
+        raise CalmError("it has no marks")
+    return found
+
+
+def _report(out: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(out.read_text())
+    except (OSError, ValueError) as error:
+        raise CalmError("the plugin wrote no report") from error
+    return found
 
 
 def layouts(command: Sequence[str], folder: Path, limit_s: float) -> dict[str, float | None]:

@@ -2,7 +2,7 @@
  * model of a machine (machine.h), a CPU for each thread, and writes what that has counted as JSON when the
  * program ends; or it records them, for calm-trace-replay.
  *
- *   qemu-x86_64 -plugin libcalm-trace.so,out=FILE[,warm=N][,limit=N] PROGRAM…
+ *   qemu-x86_64 -plugin libcalm-trace.so,out=FILE[,warm=N][,limit=N][,marked=1][,nodes=N][,cpus=N] PROGRAM…
  *   qemu-x86_64 -plugin libcalm-trace.so,record=FILE -E LD_PRELOAD=libcalm-trace-marks.so PROGRAM…
  *
  * warm: the first N instructions fill the caches and count nowhere. limit: after N more the program is ended.
@@ -10,7 +10,11 @@
  * told apart: a stretch from one instruction that is there for such loops (x86's pause, Arm's yield) to the
  * next, short, and without a miss of this CPU's caches, so that no other thread had news for it.
  *
- * Children of fork are not followed. The program sees no restartable sequences: QEMU has none. */
+ * marked: only what the program does between two marks counts (record.h). nodes: CPU n belongs to node n
+ * modulo N. cpus: the program is told that it has N CPUs, at most 64, and restartable sequences (topology.h);
+ * otherwise it sees no sequences, because QEMU has none.
+ *
+ * Children of fork are not followed. */
 #include <inttypes.h>
 #include <pthread.h>
 #include <sched.h>
@@ -19,12 +23,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "json.h"
 #include "machine.h"
 #include "qemu_plugin.h"
 #include "record.h"
+#include "topology.h"
 #include "turns.h"
 
 QEMU_PLUGIN_EXPORT int qemu_plugin_version = QEMU_PLUGIN_INTERFACE;
@@ -34,6 +40,9 @@ enum {
     WAIT_LONGEST = 500, /* instructions in a stretch of waiting */
     NAME_BYTES = 16,
     RECORDS = 4096, /* written at once */
+    MOST_CPUS = 64, /* that a program may be told of: the smallest set of CPUs that the kernel fills in */
+    SEQUENCE_LONGEST = 1000,   /* instructions in a restartable sequence */
+    RESTART_TIMEOUT_MS = 1000, /* for threads that do not run */
 };
 
 /* The name of calmoffload's own thread. */
@@ -50,6 +59,8 @@ struct thread {
     char name[NAME_BYTES];
     bool used;
     bool inside;              /* of the allocator, by its marks */
+    atomic_bool in_call;      /* of the system */
+    atomic_ulong ran;         /* instructions, whatever counts */
     bool has_paused;          /* so the mark is valid */
     uint64_t instructions;    /* all that it has run */
     uint64_t turn_began;      /* instructions at that time */
@@ -64,10 +75,14 @@ static struct {
     const char *record;
     uint64_t warm;
     uint64_t limit;
+    uint64_t marked;
+    uint64_t nodes;
+    uint64_t cpus;
 } options;
 
 static struct thread threads[TURNS_THREADS];
 static atomic_uint alive; /* of them */
+static struct machine_shape shape;
 static struct machine *machine;
 static FILE *records;
 static struct record record_buffer[RECORDS];
@@ -122,13 +137,16 @@ static void write_thread(unsigned cpu) {
     json_int(&report, "upgrades", counts->upgrades);
     write_kinds("tlb_misses", counts->tlb_misses);
     write_kinds("walks", counts->walks);
+    json_int(&report, "invalidations", counts->invalidations);
+    write_kinds("remote_lines", counts->remote_lines);
+    write_kinds("remote_pages", counts->remote_pages);
     json_end(&report);
 }
 
-static void write_shape(const char *name, struct cache_shape shape, uint64_t entry_bytes) {
+static void write_shape(const char *name, struct cache_shape cache, uint64_t entry_bytes) {
     json_begin(&report, name);
-    json_int(&report, "bytes", entry_bytes * shape.sets * shape.ways);
-    json_int(&report, "ways", shape.ways);
+    json_int(&report, "bytes", entry_bytes * cache.sets * cache.ways);
+    json_int(&report, "ways", cache.ways);
     json_end(&report);
 }
 
@@ -150,11 +168,11 @@ static void end_report(bool limited) {
     }
     json_end(&report);
     json_begin(&report, "machine");
-    write_shape("l1", machine_default.l1, MACHINE_LINE_BYTES);
-    write_shape("l2", machine_default.l2, MACHINE_LINE_BYTES);
-    write_shape("llc", machine_default.llc, MACHINE_LINE_BYTES);
-    write_shape("tlb", machine_default.tlb, MACHINE_PAGE_BYTES);
-    write_shape("stlb", machine_default.stlb, MACHINE_PAGE_BYTES);
+    write_shape("l1", shape.l1, MACHINE_LINE_BYTES);
+    write_shape("l2", shape.l2, MACHINE_LINE_BYTES);
+    write_shape("llc", shape.llc, MACHINE_LINE_BYTES);
+    write_shape("tlb", shape.tlb, MACHINE_PAGE_BYTES);
+    write_shape("stlb", shape.stlb, MACHINE_PAGE_BYTES);
     json_end(&report);
     json_bool(&report, "warmed", warmed);
     json_bool(&report, "limited", limited);
@@ -224,6 +242,17 @@ static void forget(unsigned cpu) {
     machine_clear_cpu(machine, cpu);
 }
 
+/* Counts from here on. */
+static void begin_to_count(void) {
+    warmed = true;
+    run = 0;
+    for (unsigned each = 0; each < TURNS_THREADS; each++) {
+        if (threads[each].used) {
+            forget(each);
+        }
+    }
+}
+
 /* Adds up what a thread has run, at the end of its turn. */
 static void sum_up(unsigned cpu) {
     struct thread *thread = &threads[cpu];
@@ -233,14 +262,8 @@ static void sum_up(unsigned cpu) {
         run += counts - thread->counted_already;
     }
     thread->counted_already = counts;
-    if (!warmed && run >= options.warm) {
-        warmed = true;
-        run = 0;
-        for (unsigned each = 0; each < TURNS_THREADS; each++) {
-            if (threads[each].used) {
-                forget(each);
-            }
-        }
+    if (!warmed && options.marked == 0 && run >= options.warm) {
+        begin_to_count();
     } else if (warmed && options.limit != 0 && run >= options.limit) {
         finish(true);
         _exit(0);
@@ -251,7 +274,7 @@ static void sum_up(unsigned cpu) {
 
 static struct thread *begun(unsigned cpu) {
     if (cpu >= TURNS_THREADS) {
-        give_up("the program has more than 64 threads at a time");
+        give_up("the program has more than 128 threads at a time");
     }
     struct thread *thread = &threads[cpu];
     if (!thread->used) {
@@ -286,6 +309,8 @@ static void executed(unsigned cpu, void *instructions) {
         turns_take(cpu);
     }
     thread->instructions += (uintptr_t)instructions;
+    unsigned long ran = atomic_load_explicit(&thread->ran, memory_order_relaxed);
+    atomic_store_explicit(&thread->ran, ran + (uintptr_t)instructions, memory_order_relaxed);
     if (!thread->inside) {
         thread->since_record += (uintptr_t)instructions;
     }
@@ -301,6 +326,9 @@ static void accessed(unsigned cpu, qemu_plugin_meminfo_t info, uint64_t address,
     lock();
     if (machine != NULL) {
         machine_access(machine, cpu, address, bytes, is_store);
+        if (is_store && options.cpus != 0) {
+            topology_stored(cpu, address);
+        }
     } else if (!threads[cpu].inside) {
         add_record(cpu, is_store ? RECORD_STORE : RECORD_LOAD, address, bytes);
     }
@@ -355,6 +383,8 @@ static bool is_pause(const struct qemu_plugin_insn *insn) {
 static void translated(qemu_plugin_id_t id, struct qemu_plugin_tb *tb) {
     (void)id;
     uintptr_t count = qemu_plugin_tb_n_insns(tb);
+    const struct qemu_plugin_insn *first = qemu_plugin_tb_get_insn(tb, 0);
+    topology_set_base((ptrdiff_t)((uintptr_t)qemu_plugin_insn_haddr(first) - qemu_plugin_insn_vaddr(first)));
     qemu_plugin_register_vcpu_tb_exec_cb(tb, executed, QEMU_PLUGIN_CB_NO_REGS, (void *)count);
     for (size_t i = 0; i < count; i++) {
         struct qemu_plugin_insn *insn = qemu_plugin_tb_get_insn(tb, i);
@@ -365,6 +395,49 @@ static void translated(qemu_plugin_id_t id, struct qemu_plugin_tb *tb) {
     }
 }
 
+/* Waits until no thread is in a sequence that it began before the call: each that is not in a system call has
+ * run for longer than a sequence takes. */
+static void wait_for_sequences(unsigned cpu) {
+    unsigned long ran[TURNS_THREADS];
+    for (unsigned each = 0; each < TURNS_THREADS; each++) {
+        ran[each] = threads[each].ran;
+    }
+    struct timespec pause = {.tv_nsec = 1000000};
+    for (unsigned each = 0, waited = 0; each < TURNS_THREADS && waited < RESTART_TIMEOUT_MS;) {
+        const struct thread *other = &threads[each];
+        if (each == cpu || !other->used || other->in_call || other->ran - ran[each] > SEQUENCE_LONGEST) {
+            each++;
+        } else {
+            (void)nanosleep(&pause, NULL);
+            waited++;
+        }
+    }
+}
+
+/* A sequence that runs meanwhile may have begun with a number that the first renewal replaced: so there are
+ * two of each. */
+static void restart_sequences(unsigned cpu) {
+    for (unsigned pass = 0; pass < 2; pass++) {
+        lock();
+        topology_renew();
+        unlock();
+        wait_for_sequences(cpu);
+    }
+}
+
+static void note_window(unsigned cpu, uint64_t kind) {
+    lock();
+    if (kind == MARK_BEGIN) {
+        begin_to_count();
+    } else if (kind == MARK_END) {
+        finish(false);
+    }
+    unlock();
+    if (off) {
+        turns_pass(cpu);
+    }
+}
+
 static void called(qemu_plugin_id_t id, unsigned int cpu, int64_t number, uint64_t a1, uint64_t a2,
                    uint64_t a3, uint64_t a4, uint64_t a5, uint64_t a6, uint64_t a7, uint64_t a8) {
     (void)id, (void)a4, (void)a5, (void)a6, (void)a7, (void)a8;
@@ -372,20 +445,42 @@ static void called(qemu_plugin_id_t id, unsigned int cpu, int64_t number, uint64
         return;
     }
     if (number != MARK_CALL) {
+        begun(cpu)->in_call = true;
         end_turn(cpu);
+        if (options.cpus != 0) {
+            lock();
+            topology_called(cpu, number, (uint64_t[]){a1, a2, a3});
+            unlock();
+            if (topology_is_restart(number, a1)) {
+                restart_sequences(cpu);
+            }
+        }
     } else if (records != NULL) {
         lock();
         note_mark(cpu, a1, a2, a3);
         unlock();
+    } else if (options.marked != 0) {
+        note_window(cpu, a1);
     }
 }
 
 /* A name is given by a system call, the thread's own or, before it has run much, another's. */
 static void returned(qemu_plugin_id_t id, unsigned int cpu, int64_t number, int64_t result) {
-    (void)id, (void)number, (void)result;
-    if (!off && number != MARK_CALL) {
-        (void)prctl(PR_GET_NAME, begun(cpu)->name);
+    (void)id;
+    if (off || number == MARK_CALL) {
+        return;
     }
+    struct thread *thread = begun(cpu);
+    (void)prctl(PR_GET_NAME, thread->name);
+    if (options.cpus != 0) {
+        lock();
+        topology_returned(cpu, number, result);
+        if (machine != NULL) {
+            machine_set_node(machine, cpu, topology_node(cpu));
+        }
+        unlock();
+    }
+    thread->in_call = false;
 }
 
 static void thread_ended(qemu_plugin_id_t id, unsigned int cpu) {
@@ -401,6 +496,7 @@ static void thread_ended(qemu_plugin_id_t id, unsigned int cpu) {
         }
         machine_clear_cpu(machine, cpu);
     }
+    topology_thread_ended(cpu);
     threads[cpu].used = false;
     alive--;
     unlock();
@@ -444,7 +540,9 @@ static bool read_number(const char *argument, const char *name, uint64_t *value)
 
 static bool read_option(const char *argument) {
     return read_text(argument, "out", &options.out) || read_text(argument, "record", &options.record) ||
-           read_number(argument, "warm", &options.warm) || read_number(argument, "limit", &options.limit);
+           read_number(argument, "warm", &options.warm) || read_number(argument, "limit", &options.limit) ||
+           read_number(argument, "marked", &options.marked) ||
+           read_number(argument, "nodes", &options.nodes) || read_number(argument, "cpus", &options.cpus);
 }
 
 int qemu_plugin_install(qemu_plugin_id_t id, const void *info, int argc, char **argv) {
@@ -459,9 +557,16 @@ int qemu_plugin_install(qemu_plugin_id_t id, const void *info, int argc, char **
         fputs("calm-trace: out=FILE or record=FILE is needed\n", stderr);
         return 1;
     }
-    warmed = options.warm == 0;
+    if (options.nodes > MACHINE_CPUS || options.cpus > MOST_CPUS) {
+        fprintf(stderr, "calm-trace: at most %d nodes and %d CPUs\n", MACHINE_CPUS, MOST_CPUS);
+        return 1;
+    }
+    warmed = options.warm == 0 && options.marked == 0;
+    shape = machine_default;
+    shape.nodes = (uint32_t)options.nodes;
+    topology_init((unsigned)options.cpus, (unsigned)options.nodes);
     if (options.out != NULL) {
-        machine = machine_new(&machine_default);
+        machine = machine_new(&shape);
         begin_report();
     } else {
         records = fopen(options.record, "we");

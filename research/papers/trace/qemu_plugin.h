@@ -56,6 +56,8 @@ size_t qemu_plugin_tb_n_insns(const struct qemu_plugin_tb *tb);
 struct qemu_plugin_insn *qemu_plugin_tb_get_insn(const struct qemu_plugin_tb *tb, size_t index);
 const void *qemu_plugin_insn_data(const struct qemu_plugin_insn *insn);
 size_t qemu_plugin_insn_size(const struct qemu_plugin_insn *insn);
+uint64_t qemu_plugin_insn_vaddr(const struct qemu_plugin_insn *insn);
+void *qemu_plugin_insn_haddr(const struct qemu_plugin_insn *insn); /* in QEMU's own process */
 
 unsigned int qemu_plugin_mem_size_shift(qemu_plugin_meminfo_t info); /* the size is 1 << this */
 bool qemu_plugin_mem_is_store(qemu_plugin_meminfo_t info);

@@ -5,8 +5,9 @@
 
 #include <stdint.h>
 
-/* A number that is no system call's: by it libcalm-trace-marks.so tells the plugin of an allocation call.
- * QEMU answers it with ENOSYS. Arguments: a mark_kind, a pointer, a size. */
+/* A number that is no system call's: by it libcalm-trace-marks.so tells the plugin of an allocation call, and
+ * a program of the part of it that counts. QEMU, like the kernel, answers it with ENOSYS. Arguments: a
+ * mark_kind, a pointer, a size. */
 enum { MARK_CALL = 0x63616c6d };
 
 enum mark_kind {
@@ -14,6 +15,8 @@ enum mark_kind {
     MARK_MALLOC, /* it has returned this block */
     MARK_FREE,   /* this one has been given back */
     MARK_LEAVE,  /* it has done something else */
+    MARK_BEGIN,  /* with the option marked: what follows counts */
+    MARK_END,    /* and here it ends */
 };
 
 enum record_kind { RECORD_LOAD, RECORD_STORE, RECORD_MALLOC, RECORD_FREE };

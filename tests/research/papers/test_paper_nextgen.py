@@ -687,7 +687,13 @@ def test_failures_are_told(program: str) -> None:
         nextgen_trace.trace([program, "nothing"], Path(program).parent, wrong, 30)
 
 
-@pytest.mark.parametrize("options", ["nosuch=1", "warm=x", "out=/tmp/x,record=/tmp/y", "warm=1"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *("nosuch=1", "warm=x", "out=/tmp/x,record=/tmp/y", "warm=1"),
+        *("out=/tmp/x,cpus=65", "out=/tmp/x,nodes=129"),
+    ],
+)
 def test_options_that_the_plugin_does_not_take(program: str, options: str) -> None:
     plugin = nextgen_trace._find(nextgen_trace.PLUGIN)
     done = subprocess.run(
