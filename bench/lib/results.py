@@ -20,7 +20,11 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = REPOSITORY / "bench/results"
 RUNS = REPOSITORY / "build/results"
 # Parts of a result that are redundant, or that the tables do not need.
-_LEFT_OUT = ("runs", "to_best", "analysis", "citation", "tables", "differences", "reports", "qemu_command")
+_LEFT_OUT = (
+    *("runs", "to_best", "analysis", "citation", "tables", "differences", "reports", "qemu_command"),
+    # The shootdowns that the programs themselves began are shown.
+    "interrupts_system_wide",
+)
 _DIGITS = 5
 _WIDTH = 300
 # Relative to the repository's root, so that results from different machines name the same commands.
