@@ -22,8 +22,8 @@ RUNS = REPOSITORY / "build/results"
 # Parts of a result that are redundant, or that the tables do not need.
 _LEFT_OUT = (
     *("runs", "to_best", "analysis", "citation", "tables", "differences", "reports", "qemu_command"),
-    # The shootdowns that the programs themselves began are shown.
-    "interrupts_system_wide",
+    # The tables show the shootdowns that the programs themselves began, and the versions of allocators.
+    *("interrupts_system_wide", "library"),
 )
 _DIGITS = 5
 _WIDTH = 300
