@@ -11,6 +11,7 @@ from . import (
     compatibility,
     hot,
     idle_curve,
+    lines,
     locks,
     offload,
     paper_figures,
@@ -56,6 +57,7 @@ def render_figures(store: Store, root: Path = REPOSITORY) -> None:
     put(docs / "retention.md", f"\n{sawtooth.table(store)}\n", sawtooth.NAME)
     put(docs / "retention.md", f"\n{policy.table(store)}\n", policy.NAME)
     put(docs / "hot.md", f"\n{hot.table(store)}\n", hot.NAME)
+    put(docs / "lines.md", f"\n{lines.table(store)}\n", lines.NAME)
     put(docs / "offload.md", f"\n{offload.table(store)}\n", offload.GROUP)
     put(docs / "placement.md", f"\n{placement.table(store)}\n", placement.GROUP)
 
