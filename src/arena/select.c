@@ -153,7 +153,7 @@ struct arena *arena_with(const struct arenas *arenas, const struct arena *arena,
 struct arena *arena_instead(struct arenas *arenas, const struct arena *arena, unsigned *number) {
     while (*number < arenas->map.parts) {
         unsigned at = (*number)++;
-        if (&arenas->of[at] != arena && arena_is_ready(arenas, at)) {
+        if (&arenas->of[at] != arena && (arena_is_ready(arenas, at) || arena_start(arenas, at))) {
             return &arenas->of[at];
         }
     }

@@ -7,6 +7,7 @@
 #define MIN_FIRST_BYTES   ((size_t)16 << 30)
 #define MAX_FIRST_BYTES   ((size_t)1 << 44)
 #define MAX_PARTS_BYTES   ((size_t)1 << 43) /* of all parts */
+#define PARTS_FACTOR      4                 /* all parts are this many times as long as one range would be */
 #define MIN_PART_BYTES    ((size_t)1 << 30)
 #define MIN_SEGMENT_BYTES ((size_t)4 << 20)
 #define MIN_STEP_BYTES    ((size_t)8 << 20)
@@ -378,7 +379,8 @@ bool space_init(struct space *space, size_t bytes, size_t bitmap_words) {
  * parts do not overlap. */
 bool space_reserve_parts(struct page_map *map, unsigned parts, size_t bytes) {
     calm_assert(parts > 1 && parts <= SPACE_MAX_PARTS, parts);
-    size_t part = size_min(size_min(bytes, first_segment_bytes()), MAX_PARTS_BYTES / parts);
+    size_t all = size_min(size_min(bytes, first_segment_bytes()) * PARTS_FACTOR, MAX_PARTS_BYTES);
+    size_t part = all / parts;
     uint32_t shift = 63 - (uint32_t)__builtin_clzll(part);
     part = (size_t)1 << shift;
     struct address_range range;
