@@ -80,9 +80,10 @@ void heap_unlock_and_check(struct arenas *arenas, struct arena *arena) {
     if (is_report_due(arenas, arena)) {
         report_levels(arenas, arena);
         note_levels(arenas);
-        over = is_over(arenas, publish_limit(arenas));
+        size_t limit = publish_limit(arenas);
+        over = is_over(arenas, limit);
         /* The thread wants a helper if more memory may stay with one. */
-        wanted = over && limit_if_background(arenas, true).max > get_total(&arenas->limit.pages);
+        wanted = over && limit_if_background(arenas, true).max > limit;
     } else {
         defer_report(arena);
     }

@@ -20,6 +20,8 @@
 /* The totals may be wrong by this part of what a purge at the limit leaves room
  * for. */
 #define BATCH_DIVISOR 16
+/* With several arenas, a smaller change of the limit is not stored. */
+#define PUBLISH_DIVISOR 32
 
 /* In pages. If more than `max` are free, a purge leaves `keep`. */
 struct limit {
@@ -95,11 +97,14 @@ static inline void raise_total(_Atomic(size_t) *word, size_t value) {
     }
 }
 
-/* Stores the limit for all readers, and returns it. Adapts how often the arenas
- * report. */
+/* Returns the limit. Stores it for readers, and adapts how often the arenas
+ * report, unless several arenas would move the words between their CPUs for
+ * little. */
 static inline size_t publish_limit(struct arenas *arenas) {
     struct limit limit = limit_now(arenas);
-    if (limit.max != get_total(&arenas->limit.pages)) {
+    size_t before = get_total(&arenas->limit.pages);
+    size_t change = size_max(limit.max, before) - size_min(limit.max, before);
+    if (change > (arena_is_alone(arenas) ? 0 : before / PUBLISH_DIVISOR)) {
         atomic_store_explicit(&arenas->limit.pages, limit.max, memory_order_relaxed);
         uint32_t started = atomic_load_explicit(&arenas->started, memory_order_relaxed);
         size_t batch = started <= 1 ? 0 : size_minus(limit.max, limit.keep) / BATCH_DIVISOR / started;
