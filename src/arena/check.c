@@ -78,10 +78,10 @@ void heap_unlock_and_check(struct arenas *arenas, struct arena *arena) {
         end_backoff(arenas);
     }
     if (is_report_due(arenas, arena)) {
-        report_levels(arenas, arena);
-        note_levels(arenas);
-        size_t limit = publish_limit(arenas);
-        over = is_over(arenas, limit);
+        struct totals totals = report_levels(arenas, arena);
+        note_levels(arenas, totals);
+        size_t limit = limit_at_leave(arenas, totals);
+        over = is_dirty_over(arenas, totals.dirty, limit);
         /* The thread wants a helper if more memory may stay with one. */
         wanted = over && limit_if_background(arenas, true).max > limit;
     } else {

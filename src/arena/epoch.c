@@ -90,7 +90,7 @@ static size_t begin_epoch(struct arenas *arenas) {
         report_levels(arenas, arena);
         heap_unlock(arena);
     }
-    note_levels(arenas);
+    note_levels(arenas, totals_now(arenas));
     return faulted;
 }
 

@@ -20,8 +20,6 @@
 /* The totals may be wrong by this part of what a purge at the limit leaves room
  * for. */
 #define BATCH_DIVISOR 16
-/* With several arenas, a smaller change of the limit is not stored. */
-#define PUBLISH_DIVISOR 32
 
 /* In pages. If more than `max` are free, a purge leaves `keep`. */
 struct limit {
@@ -32,15 +30,30 @@ static inline bool is_adaptive(const struct arenas *arenas) {
     return setting_value(&arenas->settings.policy) == POLICY_ADAPTIVE;
 }
 
-/* The totals of all reports. A thread adds to both, and then reads both, in one
- * order for all threads. So of several threads that report concurrently, the
- * last one sees what all have reported. */
+/* What all arenas have reported, in pages. Both are in one word, the used pages in
+ * its high half, so that a thread adds to both, and reads both, at once. So of
+ * several threads that report concurrently, the last one sees what all have
+ * reported. */
+struct totals {
+    size_t used, dirty;
+};
+
+#define TOTALS_SHIFT 32
+
+static inline struct totals unpack_totals(uint64_t word) {
+    return (struct totals){word >> TOTALS_SHIFT, word & (((uint64_t)1 << TOTALS_SHIFT) - 1)};
+}
+
+static inline struct totals totals_now(const struct arenas *arenas) {
+    return unpack_totals(atomic_load_explicit(&arenas->limit.totals, memory_order_seq_cst));
+}
+
 static inline size_t used_pages(const struct arenas *arenas) {
-    return atomic_load_explicit(&arenas->limit.used_pages, memory_order_seq_cst);
+    return totals_now(arenas).used;
 }
 
 static inline size_t dirty_pages(const struct arenas *arenas) {
-    return atomic_load_explicit(&arenas->limit.dirty_pages, memory_order_seq_cst);
+    return totals_now(arenas).dirty;
 }
 
 static inline size_t used_bytes(const struct arenas *arenas) {
@@ -49,8 +62,8 @@ static inline size_t used_bytes(const struct arenas *arenas) {
 
 /* Returns the dirty bytes, and those of pages that are being purged, since
  * these are still resident. */
-static inline size_t free_bytes(const struct arenas *arenas) {
-    return (dirty_pages(arenas) + get_total(&arenas->limit.purging_pages)) << page_shift(arenas);
+static inline size_t free_bytes(const struct arenas *arenas, struct totals totals) {
+    return (totals.dirty + get_total(&arenas->limit.purging_pages)) << page_shift(arenas);
 }
 
 static inline struct retention_terms terms_now(const struct arenas *arenas) {
@@ -65,8 +78,10 @@ static inline struct retention_terms terms_now(const struct arenas *arenas) {
     };
 }
 
-static inline struct limit limit_by(const struct arenas *arenas, const struct retention_terms *terms) {
-    struct retention retention = retention_decide(terms, used_bytes(arenas), free_bytes(arenas));
+static inline struct limit limit_by(const struct arenas *arenas, const struct retention_terms *terms,
+                                    struct totals totals) {
+    size_t used = totals.used << page_shift(arenas);
+    struct retention retention = retention_decide(terms, used, free_bytes(arenas, totals));
     size_t max = retention.limit_bytes >> page_shift(arenas);
     size_t keep = retention.keep_bytes >> page_shift(arenas);
     return (struct limit){size_max(max, MIN_LIMIT_PAGES), keep};
@@ -74,20 +89,22 @@ static inline struct limit limit_by(const struct arenas *arenas, const struct re
 
 static inline struct limit limit_now(const struct arenas *arenas) {
     struct retention_terms terms = terms_now(arenas);
-    return limit_by(arenas, &terms);
+    return limit_by(arenas, &terms, totals_now(arenas));
 }
 
 /* Returns the limit that would hold with or without a background purge. */
 static inline struct limit limit_if_background(const struct arenas *arenas, bool background_purge) {
     struct retention_terms terms = terms_now(arenas);
     terms.background_purge = background_purge;
-    return limit_by(arenas, &terms);
+    return limit_by(arenas, &terms, totals_now(arenas));
 }
 
 /* Returns the limit on free and prefaulted pages together. */
 static inline size_t max_prefaulted_pages(const struct arenas *arenas) {
     struct retention_terms terms = terms_now(arenas);
-    return retention_prefault_bytes(&terms, used_bytes(arenas), free_bytes(arenas)) >> page_shift(arenas);
+    struct totals totals = totals_now(arenas);
+    size_t used = totals.used << page_shift(arenas);
+    return retention_prefault_bytes(&terms, used, free_bytes(arenas, totals)) >> page_shift(arenas);
 }
 
 static inline void raise_total(_Atomic(size_t) *word, size_t value) {
@@ -98,13 +115,11 @@ static inline void raise_total(_Atomic(size_t) *word, size_t value) {
 }
 
 /* Returns the limit. Stores it for readers, and adapts how often the arenas
- * report, unless several arenas would move the words between their CPUs for
- * little. */
-static inline size_t publish_limit(struct arenas *arenas) {
-    struct limit limit = limit_now(arenas);
-    size_t before = get_total(&arenas->limit.pages);
-    size_t change = size_max(limit.max, before) - size_min(limit.max, before);
-    if (change > (arena_is_alone(arenas) ? 0 : before / PUBLISH_DIVISOR)) {
+ * report. */
+static inline size_t publish_limit_for(struct arenas *arenas, struct totals totals) {
+    struct retention_terms terms = terms_now(arenas);
+    struct limit limit = limit_by(arenas, &terms, totals);
+    if (limit.max != get_total(&arenas->limit.pages)) {
         atomic_store_explicit(&arenas->limit.pages, limit.max, memory_order_relaxed);
         uint32_t started = atomic_load_explicit(&arenas->started, memory_order_relaxed);
         size_t batch = started <= 1 ? 0 : size_minus(limit.max, limit.keep) / BATCH_DIVISOR / started;
@@ -117,6 +132,20 @@ static inline size_t publish_limit(struct arenas *arenas) {
     return limit.max;
 }
 
+/* Returns the limit for a thread that leaves a heap. With several arenas, does
+ * not store it: its words would move between the CPUs at each such call. */
+static inline size_t limit_at_leave(struct arenas *arenas, struct totals totals) {
+    if (arena_is_alone(arenas)) {
+        return publish_limit_for(arenas, totals);
+    }
+    struct retention_terms terms = terms_now(arenas);
+    return limit_by(arenas, &terms, totals).max;
+}
+
+static inline size_t publish_limit(struct arenas *arenas) {
+    return publish_limit_for(arenas, totals_now(arenas));
+}
+
 /* Returns by how much dirty memory may exceed the total of the reports, and the
  * limit may be lower than computed from them. */
 static inline size_t report_error(const struct arenas *arenas) {
@@ -125,30 +154,30 @@ static inline size_t report_error(const struct arenas *arenas) {
 }
 
 /* Raises the maxima of this epoch to the totals. */
-static inline void note_levels(struct arenas *arenas) {
-    size_t used = used_pages(arenas);
-    raise_total(&arenas->limit.max_used, used);
-    raise_total(&arenas->limit.max_held, used + dirty_pages(arenas));
-    raise_total(&arenas->limit.terms.peak_bytes, used << page_shift(arenas));
+static inline void note_levels(struct arenas *arenas, struct totals totals) {
+    raise_total(&arenas->limit.max_used, totals.used);
+    raise_total(&arenas->limit.max_held, totals.used + totals.dirty);
+    raise_total(&arenas->limit.terms.peak_bytes, totals.used << page_shift(arenas));
 }
 
-/* Adds to the totals what has changed in the arena since its last report. The
- * caller holds the heap's lock, or no other thread runs. */
-static inline void report_levels(struct arenas *arenas, struct arena *arena) {
+/* Adds to the totals what has changed in the arena since its last report, and
+ * returns them. The caller holds the heap's lock, or no other thread runs. */
+static inline struct totals report_levels(struct arenas *arenas, struct arena *arena) {
     size_t used = heap_used_pages(&arena->heap);
     size_t dirty = heap_dirty_pages(&arena->heap);
     atomic_store_explicit(&arena->free_pages, dirty, memory_order_relaxed);
     atomic_store_explicit(&arena->has_changed, false, memory_order_relaxed);
-    if (used != arena->reported_used) {
-        atomic_fetch_add_explicit(&arenas->limit.used_pages, used - arena->reported_used,
-                                  memory_order_seq_cst);
-        arena->reported_used = used;
+    /* A decrease of the low half borrows from the high half. The sum is right
+     * nevertheless, since no total is negative. */
+    uint64_t more =
+        ((uint64_t)(used - arena->reported_used) << TOTALS_SHIFT) + (dirty - arena->reported_dirty);
+    if (more == 0) {
+        return totals_now(arenas);
     }
-    if (dirty != arena->reported_dirty) {
-        atomic_fetch_add_explicit(&arenas->limit.dirty_pages, dirty - arena->reported_dirty,
-                                  memory_order_seq_cst);
-        arena->reported_dirty = dirty;
-    }
+    arena->reported_used = used;
+    arena->reported_dirty = dirty;
+    uint64_t before = atomic_fetch_add_explicit(&arenas->limit.totals, more, memory_order_seq_cst);
+    return unpack_totals(before + more);
 }
 
 /* Returns whether the arena has changed by more than a batch. */
@@ -180,7 +209,15 @@ static inline void report_all(struct arenas *arenas) {
     }
     atomic_store_explicit(&arenas->limit.max_batch, size_max(batch, get_total(&arenas->limit.batch)),
                           memory_order_relaxed);
-    note_levels(arenas);
+    note_levels(arenas, totals_now(arenas));
+}
+
+/* Returns whether an arena that is short is to take from another one before it
+ * grows. While less than half of what may be free is free, arenas grow instead.
+ * Otherwise they would take from each other for ever, and none would get memory
+ * of its own. */
+static inline bool takes_from_others(const struct arenas *arenas) {
+    return !arena_is_alone(arenas) && dirty_pages(arenas) >= get_total(&arenas->limit.pages) / 2;
 }
 
 /* Ends the back-off some time after the kernel refused a purge. Another purge
@@ -198,9 +235,12 @@ static inline bool may_purge(const struct arenas *arenas, size_t dirty) {
 }
 
 /* Returns whether dirty memory may exceed a limit, and a purge may be tried. */
-static inline bool is_over(const struct arenas *arenas, size_t limit) {
-    size_t dirty = dirty_pages(arenas);
+static inline bool is_dirty_over(const struct arenas *arenas, size_t dirty, size_t limit) {
     return dirty > size_minus(limit, report_error(arenas)) && may_purge(arenas, dirty);
+}
+
+static inline bool is_over(const struct arenas *arenas, size_t limit) {
+    return is_dirty_over(arenas, dirty_pages(arenas), limit);
 }
 
 /* In a program that uses less memory than this, prefaulted pages that the

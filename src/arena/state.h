@@ -150,16 +150,15 @@ struct limit_state {
     _Atomic(bool) background_purge;
     _Atomic(size_t) batch;
     _Atomic(size_t) max_batch; /* the largest since all arenas reported */
-    _Atomic(size_t) pages;     /* the limit at the last check */
+    _Atomic(size_t) pages;     /* the limit, when it was published last */
     /* After the kernel refused a purge, no purge is tried until this many pages
      * are dirty, or until purger.retry_ns. 0: no back-off. */
     _Atomic(size_t) retry_above_pages;
     _Atomic(size_t) purging_pages; /* taken out of the heaps by a purge that is under way */
     /* These words are written at each report. */
-    _Alignas(64) _Atomic(size_t) used_pages;
-    _Atomic(size_t) dirty_pages;
-    _Atomic(size_t) max_used; /* the largest number of pages in use in this epoch */
-    _Atomic(size_t) max_held; /* the largest number of pages in use or dirty in this epoch */
+    _Alignas(64) _Atomic(uint64_t) totals; /* see struct totals */
+    _Atomic(size_t) max_used;              /* the largest number of pages in use in this epoch */
+    _Atomic(size_t) max_held;              /* the largest number of pages in use or dirty in this epoch */
 };
 
 /* Under its own lock, which a thread holds while it purges or ends an epoch. */

@@ -64,7 +64,7 @@ static void store_terms(struct limit_terms *terms, const struct retention_terms 
 
 void set_terms(struct arenas *arenas, const struct retention_terms *terms) {
     store_terms(&arenas->limit.terms, terms);
-    note_levels(arenas); /* a thread may have raised the old terms' peak meanwhile */
+    note_levels(arenas, totals_now(arenas)); /* a thread may have raised the old terms' peak meanwhile */
     publish_limit(arenas);
 }
 
@@ -77,7 +77,7 @@ void update_terms(struct arenas *arenas, enum reason reason) {
         size_t max_used = get_total(&arenas->limit.max_used) << page_shift(arenas);
         terms.peak_bytes = size_max(terms.peak_bytes, max_used);
         terms.background_purge = atomic_load_explicit(&arenas->limit.background_purge, memory_order_relaxed);
-        struct limit limit = limit_by(arenas, &terms);
+        struct limit limit = limit_by(arenas, &terms, totals_now(arenas));
         over = purged && is_over(arenas, limit.max);
         if (!over) {
             calm_assert(terms.factor >= 0 && limit.keep <= limit.max, limit.keep, limit.max);
