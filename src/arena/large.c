@@ -147,8 +147,8 @@ static void *take_large_from(struct arenas *arenas, struct arena *arena,
 /* If the thread's own arena has no run of dirty pages that is long enough, may
  * try another one that has before the own arena grows. */
 void *arena_take_large(struct arenas *arenas, size_t pages, size_t align_pages, bool zeroed, bool *zero) {
-    struct large_request request = {
-        .pages = pages, .align_pages = align_pages, .zeroed = zeroed, .zero = zero};
+    struct large_request request = {.pages = pages, .align_pages = align_pages, .zeroed = zeroed};
+    request.zero = zero;
     struct arena *arena = arena_own(arenas);
     request.only_dirty = takes_from_others(arenas);
     void *block = take_large_from(arenas, arena, &request);

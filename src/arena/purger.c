@@ -131,7 +131,7 @@ static void read_ages(const struct arenas *arenas, int *ages, unsigned end) {
  * down to the age of the coldest run of the others, and so on. */
 static void take_runs_of_all(struct arenas *arenas, size_t pages) {
     const struct purge_batch *batch = &arenas->purger.batch;
-    int ages[MAX_ARENAS];
+    int ages[MAX_ARENAS] = {-1};
     unsigned end = atomic_load_explicit(&arenas->started, memory_order_acquire);
     read_ages(arenas, ages, end);
     while (batch->pages < pages && batch->count < PURGE_MAX_RANGES) {
