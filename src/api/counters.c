@@ -69,7 +69,6 @@ void counters_fill(struct calm_stats *stats) {
         stats->reserved += space_reserved_bytes(&heap->space);
         stats->metadata += space_metadata_bytes(&heap->space);
         add_arena_totals(stats, arena);
-        report_levels(arenas, arena);
         lock_release(&arena->lock);
     }
     stats->footprint = stats->in_use + stats->dirty;

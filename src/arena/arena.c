@@ -152,10 +152,16 @@ void arena_limit_space(struct arenas *arenas, size_t bytes) {
     /* No arena starts meanwhile. Later ones find no part. */
     lock_acquire(&arenas->start_lock);
     unsigned started = atomic_load_explicit(&arenas->started, memory_order_relaxed);
-    for (unsigned i = started; i < arenas->map.parts; i++) {
-        atomic_store_explicit(&arenas->states[i], ARENA_FAILED, memory_order_relaxed);
+    bool releases = bytes / 2 < arenas->map.quanta << SPACE_QUANTUM_SHIFT;
+    for (unsigned i = 0; i < arenas->map.parts && releases; i++) {
+        if (atomic_load_explicit(&arenas->states[i], memory_order_relaxed) == ARENA_UNUSED) {
+            atomic_store_explicit(&arenas->states[i], ARENA_FAILED, memory_order_relaxed);
+            if (i < started) {
+                space_release_part(&arenas->map, i);
+            }
+        }
     }
-    if (bytes >> 1 < arenas->map.quanta << SPACE_QUANTUM_SHIFT) {
+    if (releases && started < arenas->map.parts) {
         space_release_parts(&arenas->map, started);
     }
     lock_release(&arenas->start_lock);
@@ -202,6 +208,7 @@ void arena_shrink_for_fork(struct arenas *arenas) {
         arenas->purger.fork_epoch = epoch;
         purge_down(arenas, limit.keep, limit.max, REASON_LIMIT);
     }
+    purge_to_limit(arenas); /* as after all reports without a check */
     purger_leave(arenas);
 }
 
@@ -222,7 +229,11 @@ void arena_before_fork(struct arenas *arenas) {
     }
     bool waits_for_depots = waits;
     waits &= !cpu_caches_are_held(arenas->caches);
-    lock_acquire_unless_forking(&arenas->start_lock);
+    if (waits) {
+        lock_acquire_for_fork(&arenas->start_lock, true);
+    } else {
+        lock_acquire_unless_forking(&arenas->start_lock);
+    }
     lock_acquire_for_fork(&arenas->purger.lock, waits);
     cpu_caches_before_fork(arenas->caches, waits);
     for (unsigned i = 0; i < arenas->depot_count; i++) {
@@ -295,9 +306,16 @@ void arena_after_fork(struct arenas *arenas, bool child) {
     if (child) {
         arena_start_child(arenas);
     }
+    /* Another thread that forks must not take a lock for one of this fork any
+     * more once the first lock is free. */
+    number = 0;
+    lock_end_fork(&arenas->start_lock);
+    for (struct arena *arena; (arena = arena_next(arenas, &number)) != NULL;) {
+        lock_end_fork(&arena->lock);
+    }
     number = 0;
     for (struct arena *arena; (arena = arena_next(arenas, &number)) != NULL;) {
-        lock_release_after_fork(&arena->lock);
+        lock_release_ended(&arena->lock);
         if (child) {
             lock_reset_in_child(&arena->lock); /* of a thread that was forking, too */
         }
@@ -307,5 +325,5 @@ void arena_after_fork(struct arenas *arenas, bool child) {
     }
     cpu_caches_after_fork(arenas->caches, child);
     lock_release_after_fork(&arenas->purger.lock);
-    lock_release_after_fork(&arenas->start_lock);
+    lock_release_ended(&arenas->start_lock);
 }

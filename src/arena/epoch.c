@@ -81,6 +81,9 @@ static uint64_t count_checks(const struct arenas *arenas) {
 
 /* Begins an epoch of each arena. Returns the pages that have faulted so far. */
 static size_t begin_epoch(struct arenas *arenas) {
+    struct limit_state *limit = &arenas->limit;
+    atomic_store_explicit(&limit->max_batch_before, get_total(&limit->max_batch), memory_order_relaxed);
+    atomic_store_explicit(&limit->max_batch, get_total(&limit->batch), memory_order_relaxed);
     size_t faulted = 0;
     unsigned number = 0;
     for (struct arena *arena; (arena = arena_next(arenas, &number)) != NULL;) {
@@ -260,6 +263,7 @@ bool epoch_advance(struct arenas *arenas, bool own_files) {
         flush_caches(arenas, false);
         epoch_end(arenas, now, start);
         idle = is_idle(arenas);
+        purge_to_limit(arenas); /* reports without a check may have hidden that the limit is exceeded */
         if (idle || is_given_up(arenas)) {
             release_clean(arenas);
         }
@@ -272,7 +276,6 @@ bool epoch_advance(struct arenas *arenas, bool own_files) {
 }
 
 bool epoch_keeps_little(struct arenas *arenas) {
-    report_all(arenas);
     return !is_over(arenas, limit_if_background(arenas, false).max);
 }
 

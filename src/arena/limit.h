@@ -146,11 +146,16 @@ static inline size_t publish_limit(struct arenas *arenas) {
     return publish_limit_for(arenas, totals_now(arenas));
 }
 
+/* Returns the largest batch by which an arena may have left its report. That of
+ * the epoch before counts, too, since all arenas report when an epoch begins. */
+static inline size_t max_batch(const struct arenas *arenas) {
+    return size_max(get_total(&arenas->limit.max_batch), get_total(&arenas->limit.max_batch_before));
+}
+
 /* Returns by how much dirty memory may exceed the total of the reports, and the
  * limit may be lower than computed from them. */
 static inline size_t report_error(const struct arenas *arenas) {
-    return 2 * get_total(&arenas->limit.max_batch) *
-           atomic_load_explicit(&arenas->started, memory_order_relaxed);
+    return 2 * max_batch(arenas) * atomic_load_explicit(&arenas->started, memory_order_relaxed);
 }
 
 /* Raises the maxima of this epoch to the totals. */
@@ -165,8 +170,13 @@ static inline void note_levels(struct arenas *arenas, struct totals totals) {
 static inline struct totals report_levels(struct arenas *arenas, struct arena *arena) {
     size_t used = heap_used_pages(&arena->heap);
     size_t dirty = heap_dirty_pages(&arena->heap);
-    atomic_store_explicit(&arena->free_pages, dirty, memory_order_relaxed);
-    atomic_store_explicit(&arena->has_changed, false, memory_order_relaxed);
+    /* A forked child writes no word that keeps its value. */
+    if (get_total(&arena->free_pages) != dirty) {
+        atomic_store_explicit(&arena->free_pages, dirty, memory_order_relaxed);
+    }
+    if (atomic_load_explicit(&arena->has_changed, memory_order_relaxed)) {
+        atomic_store_explicit(&arena->has_changed, false, memory_order_relaxed);
+    }
     /* A decrease of the low half borrows from the high half. The sum is right
      * nevertheless, since no total is negative. */
     uint64_t more =
@@ -187,7 +197,7 @@ static inline bool is_report_due(const struct arenas *arenas, const struct arena
     size_t dirty = heap_dirty_pages(&arena->heap);
     size_t change = size_max(size_max(used, arena->reported_used) - size_min(used, arena->reported_used),
                              size_max(dirty, arena->reported_dirty) - size_min(dirty, arena->reported_dirty));
-    return batch == 0 || change > batch;
+    return batch == 0 || change > batch || arena->reported_used == 0;
 }
 
 /* Leaves the totals as they are. The caller holds the heap's lock. */
@@ -198,7 +208,6 @@ static inline void defer_report(struct arena *arena) {
 
 /* Makes the totals exact. The caller holds no heap's lock. */
 static inline void report_all(struct arenas *arenas) {
-    size_t batch = get_total(&arenas->limit.batch);
     unsigned number = 0;
     for (struct arena *arena; (arena = arena_next(arenas, &number)) != NULL;) {
         if (atomic_load_explicit(&arena->has_changed, memory_order_relaxed)) {
@@ -207,8 +216,6 @@ static inline void report_all(struct arenas *arenas) {
             heap_unlock(arena);
         }
     }
-    atomic_store_explicit(&arenas->limit.max_batch, size_max(batch, get_total(&arenas->limit.batch)),
-                          memory_order_relaxed);
     note_levels(arenas, totals_now(arenas));
 }
 

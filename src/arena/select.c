@@ -47,12 +47,13 @@ bool arena_start(struct arenas *arenas, unsigned number) {
                          : heap_init(&arena->heap, first->classes, HEAP_SPACE_BYTES);
         arena->heap.runs.region_pages = arena->heap.space.quanta > 0 ? first->runs.region_pages : 0;
         arena->heap.runs.now = first->runs.now;
-        atomic_store_explicit(&arenas->states[number], ready ? ARENA_READY : ARENA_FAILED,
-                              memory_order_release);
+        /* A fork takes the locks of all arenas below `started` that are ready. */
         uint32_t started = atomic_load_explicit(&arenas->started, memory_order_relaxed);
         if (ready && started <= number) {
             atomic_store_explicit(&arenas->started, number + 1, memory_order_release);
         }
+        atomic_store_explicit(&arenas->states[number], ready ? ARENA_READY : ARENA_FAILED,
+                              memory_order_release);
     }
     lock_release(&arenas->start_lock);
     return state_of(arenas, number) == ARENA_READY;

@@ -149,8 +149,9 @@ struct limit_state {
      * free memory is within the new limit. */
     _Atomic(bool) background_purge;
     _Atomic(size_t) batch;
-    _Atomic(size_t) max_batch; /* the largest since all arenas reported */
-    _Atomic(size_t) pages;     /* the limit, when it was published last */
+    _Atomic(size_t) max_batch;        /* the largest in this epoch */
+    _Atomic(size_t) max_batch_before; /* the largest in the epoch before */
+    _Atomic(size_t) pages;            /* the limit, when it was published last */
     /* After the kernel refused a purge, no purge is tried until this many pages
      * are dirty, or until purger.retry_ns. 0: no back-off. */
     _Atomic(size_t) retry_above_pages;

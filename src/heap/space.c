@@ -446,6 +446,13 @@ void space_release_parts(struct page_map *map, unsigned from) {
     vm_release((char *)map->first_classes - 1 + table, (bytes >> map->page_shift) - table + map_page(map));
 }
 
+void space_release_part(const struct page_map *map, unsigned part) {
+    char *base = (char *)map->base + ((size_t)part << map->part_shift); // NOLINT(performance-no-int-to-ptr)
+    size_t page = map_page(map);
+    calm_assert(part > 0 && part < map->parts, part);
+    vm_release(base + page, ((size_t)1 << map->part_shift) - 3 * page); /* one page stays as a guard */
+}
+
 void space_limit(struct space *space, size_t bytes) {
     struct segment *first = &space->segment[0];
     if (space->quanta == 0 || bytes / 2 > first->region.reserved) {

@@ -66,7 +66,7 @@ struct segment {
  * The fast path of free reads these words. They describe the only space if
  * there are no parts.
  */
-#define SPACE_MAX_PARTS 64
+#define SPACE_MAX_PARTS 32
 
 struct page_map {
     uintptr_t base;
@@ -125,6 +125,10 @@ bool space_init_part(struct space *space, const struct page_map *map, unsigned p
 
 /* Releases the parts from this number on, which no space uses. */
 void space_release_parts(struct page_map *map, unsigned from);
+
+/* Releases the address space of one part, which no space uses. The map still
+ * has the part. */
+void space_release_part(const struct page_map *map, unsigned part);
 
 /* Makes at least this number of further pages usable, in one piece. Returns the
  * number of the first page, and stores their count in *extended. Returns 0 if

@@ -127,7 +127,7 @@ void lock_acquire_unless_forking(struct lock *lock) {
         return;
     }
     while (!lock_try(lock)) {
-        if ((atomic_load_explicit(&lock->state, memory_order_relaxed) & LOCK_FORK) != 0) {
+        if ((atomic_load_explicit(&lock->state, memory_order_acquire) & LOCK_FORK) != 0) {
             return;
         }
         os_syscall(SYS_sched_yield);
@@ -143,6 +143,23 @@ void lock_release_after_fork(struct lock *lock) {
     if (state >= LOCK_KEPT) {
         atomic_fetch_sub_explicit(&lock->state, LOCK_KEPT, memory_order_relaxed);
     } else if ((state & LOCK_FORK) != 0) {
+        lock_release(lock);
+    }
+}
+
+void lock_end_fork(struct lock *lock) {
+    if (lock_is_mine(lock) && atomic_load_explicit(&lock->state, memory_order_relaxed) < LOCK_KEPT) {
+        atomic_fetch_and_explicit(&lock->state, ~(uint64_t)LOCK_FORK, memory_order_relaxed);
+    }
+}
+
+void lock_release_ended(struct lock *lock) {
+    if (!lock_is_mine(lock)) {
+        return;
+    }
+    if (atomic_load_explicit(&lock->state, memory_order_relaxed) >= LOCK_KEPT) {
+        atomic_fetch_sub_explicit(&lock->state, LOCK_KEPT, memory_order_relaxed);
+    } else {
         lock_release(lock);
     }
 }

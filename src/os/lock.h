@@ -183,6 +183,12 @@ void lock_release_after_fork(struct lock *lock);
  * section before it forks, and what its own lock protects is consistent. */
 void lock_acquire_unless_forking(struct lock *lock);
 
+/* lock_release_after_fork in two steps, for locks that the forking thread has
+ * acquired for the fork, or holds. lock_end_fork comes first, for all of them,
+ * and takes away the sign by which lock_acquire_unless_forking knows them. */
+void lock_end_fork(struct lock *lock);
+void lock_release_ended(struct lock *lock);
+
 /* Frees, in the child, a lock that stayed with another thread. Returns whether
  * it freed the lock; if so, the data that the lock protects may be
  * inconsistent. */

@@ -74,7 +74,7 @@ def test_stress_with_threads(programs: Programs, threads: int, mode: str) -> Non
 
 
 @pytest.mark.parametrize("threads", [2, 16, 64])
-@pytest.mark.parametrize("heaps", [1, 2, 16, 64])
+@pytest.mark.parametrize("heaps", [1, 2, 16, 32])
 @pytest.mark.parametrize("more", ["background=on", "background=off,test_cache=off,test_policy=paper"])
 def test_stress_with_heaps(programs: Programs, threads: int, heaps: int, more: str) -> None:
     """However many heaps there are, the limit holds for all of them together."""

@@ -108,7 +108,7 @@ static size_t distance(size_t a, size_t b) {
 }
 
 static void check_totals(void) {
-    size_t error = get_total(&arenas.limit.max_batch) * arenas.started;
+    size_t error = max_batch(&arenas) * arenas.started;
     CHECK(distance(used_pages(&arenas), sum_of(heap_used_pages)) <= error);
     CHECK(distance(dirty_pages(&arenas), sum_of(heap_dirty_pages)) <= error);
     CHECK(dirty_pages(&arenas) <= limit_now(&arenas).max);
