@@ -310,8 +310,8 @@ static inline bool arena_is_ready(const struct arenas *arenas, unsigned number) 
 
 /* Returns the next arena that is ready, from *number on, and stores the number
  * after it in *number. Returns NULL if there is none. */
-static inline __attribute__((nonnull)) struct arena *arena_next(const struct arenas *arenas,
-                                                                unsigned *number) {
+static inline __attribute__((always_inline, nonnull)) struct arena *arena_next(const struct arenas *arenas,
+                                                                               unsigned *number) {
     unsigned end = atomic_load_explicit(&arenas->started, memory_order_acquire);
     while (*number < end) {
         unsigned at = (*number)++;
