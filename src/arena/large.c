@@ -158,7 +158,9 @@ void *arena_take_large(struct arenas *arenas, size_t pages, size_t align_pages, 
         request.only_dirty = false;
         block = block == NULL ? take_large_from(arenas, arena, &request) : block;
     }
-    unsigned number = 0;
+    /* No part has room for a block that is longer than one. */
+    bool fits = pages <= (size_t)1 << arenas->map.part_shift >> page_shift(arenas);
+    unsigned number = fits ? 0 : arenas->map.parts;
     for (struct arena *next; block == NULL && (next = arena_instead(arenas, arena, &number)) != NULL;) {
         block = take_large_from(arenas, next, &request);
     }

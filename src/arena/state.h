@@ -287,6 +287,7 @@ static inline size_t page_bytes(const struct arenas *arenas) {
 static inline unsigned page_shift(const struct arenas *arenas) {
     return arenas->of[0].heap.space.page_shift;
 }
+
 static inline bool arena_has_helper(const struct arenas *arenas) {
     int helper = atomic_load_explicit(&arenas->helper.state, memory_order_acquire);
     return helper == HELPER_RUNS || !thread_is_gone(&arenas->helper.thread);
