@@ -142,7 +142,8 @@ static void run(struct work *work) {
         fail(program_name, "cannot make a barrier");
     }
     for (unsigned long i = 0; i < work->threads; i++) {
-        uint64_t **blocks = checked(calloc(work->blocks, sizeof *blocks), program_name);
+        size_t bytes = (work->blocks * sizeof(uint64_t *) + LINE - 1) / LINE * LINE;
+        uint64_t **blocks = checked(aligned_alloc(LINE, bytes), program_name);
         work->sides[i] = (struct side){.blocks = blocks, .random = i};
         members[i] = (struct member){work, i};
     }

@@ -60,19 +60,24 @@ void counters_fill(struct calm_stats *stats) {
     }
     struct arenas *arenas = &calm_arenas;
     uint64_t page = page_bytes(arenas);
+    struct totals totals = {0}; /* those of arenas->limit may lag behind */
     unsigned number = 0;
     for (struct arena *arena; (arena = arena_next(arenas, &number)) != NULL;) {
         const struct heap *heap = &arena->heap;
         lock_acquire(&arena->lock); /* heap_locks does not count this one */
-        stats->in_use += heap_used_pages(heap) * page;
-        stats->dirty += (heap_dirty_pages(heap) + heap->purging_pages) * page;
+        totals.used += heap_used_pages(heap);
+        totals.dirty += heap_dirty_pages(heap);
+        stats->dirty += heap->purging_pages * page;
         stats->reserved += space_reserved_bytes(&heap->space);
         stats->metadata += space_metadata_bytes(&heap->space);
         add_arena_totals(stats, arena);
         lock_release(&arena->lock);
     }
+    stats->in_use = totals.used * page;
+    stats->dirty += totals.dirty * page;
     stats->footprint = stats->in_use + stats->dirty;
-    stats->dirty_limit = limit_now(arenas).max * page;
+    struct retention_terms terms = terms_now(arenas);
+    stats->dirty_limit = limit_by(arenas, &terms, totals).max * page;
     fill_totals(stats);
     stats->metadata += heap_profile_bytes();
     arena_cached(arenas, &stats->cached);

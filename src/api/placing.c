@@ -55,7 +55,7 @@ static uint64_t process_seed(void) {
 /* Returns the number of the next turn. The counters begin at different
  * turns. */
 static uint64_t next_turn(void) {
-    unsigned number = thread_slot(TURN_COUNTERS);
+    unsigned number = arena_slot(&calm_arenas, TURN_COUNTERS);
     uint32_t turn = atomic_load_explicit(&counters[number].turns, memory_order_relaxed);
     atomic_store_explicit(&counters[number].turns, turn + 1, memory_order_relaxed);
     if (turn >= TURNS_BEFORE_READING && atomic_load_explicit(&line_bytes, memory_order_relaxed) == 0) {

@@ -34,11 +34,11 @@ static size_t take_from_depots(struct arenas *arenas, uint32_t size_class, void 
     return taken;
 }
 
-/* Counts in one of several counters, chosen by the thread. All CPUs would fetch
- * the cache line of a single counter for each magazine. Several threads may
- * share a counter. */
+/* Counts in one of several counters. All CPUs would fetch the cache line of a
+ * single counter for each magazine. Several threads may share a counter. */
 static void count_miss(struct arenas *arenas) {
-    atomic_fetch_add_explicit(&arenas->misses[thread_slot(MISS_COUNTERS)].count, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&arenas->misses[arena_slot(arenas, MISS_COUNTERS)].count, 1,
+                              memory_order_relaxed);
 }
 
 uint64_t arena_cache_misses(const struct arenas *arenas) {
@@ -104,7 +104,7 @@ static size_t take_from_other(struct arenas *arenas, struct arena *other, uint32
 static size_t take_from_heaps(struct arenas *arenas, uint32_t size_class, void **blocks, size_t count) {
     struct arena *arena = arena_own(arenas);
     heap_lock(arena);
-    if (!heap_has_blocks(&arena->heap, size_class) && takes_from_others(arenas)) {
+    if (!arena_is_alone(arenas) && !heap_has_blocks(&arena->heap, size_class)) {
         size_t pages = arena->heap.classes->of[size_class].slab_pages;
         struct arena *other = arena_with(arenas, arena, pages, size_class);
         if (other != NULL) {

@@ -276,6 +276,7 @@ bool epoch_advance(struct arenas *arenas, bool own_files) {
 }
 
 bool epoch_keeps_little(struct arenas *arenas) {
+    report_all(arenas);
     return !is_over(arenas, limit_if_background(arenas, false).max);
 }
 

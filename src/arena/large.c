@@ -93,26 +93,46 @@ static void open_control(struct arenas *arenas, struct span *span) {
     add_count(&arenas->counts.single_calls, result.single_calls);
 }
 
+/* What an arena does if it has no dirty pages for a block that they could
+ * serve. */
+enum when_short {
+    SHORT_GROWS,
+    SHORT_REFERS, /* to another arena, if one is likely to have them */
+    SHORT_REFUSES,
+};
+
 /* A request for a large block. */
 struct large_request {
     size_t pages, align_pages;
-    bool zeroed;     /* the caller clears the block if it is not zero */
-    bool only_dirty; /* the heap must not grow for the block */
-    bool *zero;      /* whether the block is known to be zero */
+    bool zeroed; /* the caller clears the block if it is not zero */
+    enum when_short when_short;
+    bool *zero;          /* whether the block is known to be zero */
+    struct arena *other; /* the arena to which the request is referred */
 };
 
 static bool has_dirty(const struct arena *arena, const struct large_request *request) {
     return runs_have_dirty(&arena->heap.runs, request->pages + request->align_pages - 1);
 }
 
-static void *take_large_from(struct arenas *arenas, struct arena *arena,
-                             const struct large_request *request) {
+/* Returns whether the arena is not to serve the request. The caller holds the
+ * heap's lock. */
+static bool is_short(const struct arenas *arenas, const struct arena *arena, struct large_request *request,
+                     enum run_choice choice) {
+    if (request->when_short == SHORT_GROWS || choice == RUN_FOR_SPARSE || has_dirty(arena, request)) {
+        return false;
+    }
+    request->other =
+        request->when_short == SHORT_REFERS ? arena_with(arenas, arena, request->pages, 0) : NULL;
+    return request->when_short == SHORT_REFUSES || request->other != NULL;
+}
+
+static void *take_large_from(struct arenas *arenas, struct arena *arena, struct large_request *request) {
     size_t pages = request->pages;
     heap_lock(arena);
     enum thp_evidence evidence = pages < THP_MIN_PAGES ? THP_NONE : thp_policy_expect(&arena->thp, pages);
     bool sparse = may_be_sparse(arenas, pages, request->zeroed, evidence);
     enum run_choice choice = large_choose_run(arenas, arena, pages, sparse, evidence);
-    if (request->only_dirty && (choice == RUN_FOR_SPARSE || !has_dirty(arena, request))) {
+    if (is_short(arenas, arena, request, choice)) {
         heap_unlock(arena);
         return NULL;
     }
@@ -144,20 +164,20 @@ static void *take_large_from(struct arenas *arenas, struct arena *arena,
     return block;
 }
 
-/* If the thread's own arena has no run of dirty pages that is long enough, may
- * try another one that has before the own arena grows. */
+/* Another arena that has enough dirty pages may serve the request before the
+ * thread's own one grows. */
 void *arena_take_large(struct arenas *arenas, size_t pages, size_t align_pages, bool zeroed, bool *zero) {
     struct large_request request = {.pages = pages, .align_pages = align_pages, .zeroed = zeroed};
     request.zero = zero;
+    request.when_short = arena_is_alone(arenas) ? SHORT_GROWS : SHORT_REFERS;
     struct arena *arena = arena_own(arenas);
-    request.only_dirty = takes_from_others(arenas);
     void *block = take_large_from(arenas, arena, &request);
-    if (block == NULL && request.only_dirty) {
-        struct arena *other = arena_with(arenas, arena, pages, 0);
-        block = other == NULL ? NULL : take_large_from(arenas, other, &request);
-        request.only_dirty = false;
-        block = block == NULL ? take_large_from(arenas, arena, &request) : block;
+    if (request.other != NULL) {
+        request.when_short = SHORT_REFUSES;
+        block = take_large_from(arenas, request.other, &request);
     }
+    request.when_short = SHORT_GROWS;
+    block = block == NULL ? take_large_from(arenas, arena, &request) : block;
     /* No part has room for a block that is longer than one. */
     bool fits = pages <= (size_t)1 << arenas->map.part_shift >> page_shift(arenas);
     unsigned number = fits ? 0 : arenas->map.parts;

@@ -114,17 +114,27 @@ static inline void raise_total(_Atomic(size_t) *word, size_t value) {
     }
 }
 
+/* Returns the batch of several arenas, or 0 if each change has to be reported. */
+static inline size_t batch_by(const struct arenas *arenas, const struct retention_terms *terms,
+                              struct totals totals, struct limit limit) {
+    uint32_t started = atomic_load_explicit(&arenas->started, memory_order_relaxed);
+    size_t held = (totals.used << page_shift(arenas)) + free_bytes(arenas, totals);
+    bool may_lag = started > 1 && retention_limits_held(terms, held);
+    return may_lag ? size_max(size_minus(limit.max, limit.keep) / BATCH_DIVISOR / started, 1) : 0;
+}
+
 /* Returns the limit. Stores it for readers, and adapts how often the arenas
  * report. */
 static inline size_t publish_limit_for(struct arenas *arenas, struct totals totals) {
     struct retention_terms terms = terms_now(arenas);
     struct limit limit = limit_by(arenas, &terms, totals);
-    if (limit.max != get_total(&arenas->limit.pages)) {
-        atomic_store_explicit(&arenas->limit.pages, limit.max, memory_order_relaxed);
-        uint32_t started = atomic_load_explicit(&arenas->started, memory_order_relaxed);
-        size_t batch = started <= 1 ? 0 : size_minus(limit.max, limit.keep) / BATCH_DIVISOR / started;
+    size_t batch = arena_is_alone(arenas) ? 0 : batch_by(arenas, &terms, totals, limit);
+    if (batch != get_total(&arenas->limit.batch)) {
         atomic_store_explicit(&arenas->limit.batch, batch, memory_order_relaxed);
         raise_total(&arenas->limit.max_batch, batch);
+    }
+    if (limit.max != get_total(&arenas->limit.pages)) {
+        atomic_store_explicit(&arenas->limit.pages, limit.max, memory_order_relaxed);
         if (probe_limit_is_enabled()) {
             probe_limit(limit.max * page_bytes(arenas));
         }
@@ -152,10 +162,9 @@ static inline size_t max_batch(const struct arenas *arenas) {
     return size_max(get_total(&arenas->limit.max_batch), get_total(&arenas->limit.max_batch_before));
 }
 
-/* Returns by how much dirty memory may exceed the total of the reports, and the
- * limit may be lower than computed from them. */
+/* Returns by how much the pages held may exceed the total of the reports. */
 static inline size_t report_error(const struct arenas *arenas) {
-    return 2 * max_batch(arenas) * atomic_load_explicit(&arenas->started, memory_order_relaxed);
+    return max_batch(arenas) * atomic_load_explicit(&arenas->started, memory_order_relaxed);
 }
 
 /* Raises the maxima of this epoch to the totals. */
@@ -190,14 +199,17 @@ static inline struct totals report_levels(struct arenas *arenas, struct arena *a
     return unpack_totals(before + more);
 }
 
-/* Returns whether the arena has changed by more than a batch. */
+/* Returns whether the pages that the arena holds have changed by more than a
+ * batch, or the used ones have grown by more. What becomes free again is not
+ * reported: the limit is then as much higher, and a thread that takes and frees
+ * blocks writes no word of all arenas. */
 static inline bool is_report_due(const struct arenas *arenas, const struct arena *arena) {
     size_t batch = get_total(&arenas->limit.batch);
     size_t used = heap_used_pages(&arena->heap);
-    size_t dirty = heap_dirty_pages(&arena->heap);
-    size_t change = size_max(size_max(used, arena->reported_used) - size_min(used, arena->reported_used),
-                             size_max(dirty, arena->reported_dirty) - size_min(dirty, arena->reported_dirty));
-    return batch == 0 || change > batch || arena->reported_used == 0;
+    size_t held = used + heap_dirty_pages(&arena->heap);
+    size_t reported = arena->reported_used + arena->reported_dirty;
+    return batch == 0 || size_max(held, reported) - size_min(held, reported) > batch ||
+           used > arena->reported_used + batch || reported == 0;
 }
 
 /* Leaves the totals as they are. The caller holds the heap's lock. */
@@ -220,11 +232,12 @@ static inline void report_all(struct arenas *arenas) {
 }
 
 /* Returns whether an arena that is short is to take from another one before it
- * grows. While less than half of what may be free is free, arenas grow instead.
- * Otherwise they would take from each other for ever, and none would get memory
- * of its own. */
+ * grows: once all of them together could not grow by much without a purge. Until
+ * then each gets memory of its own. Otherwise they would take from each other for
+ * ever. */
 static inline bool takes_from_others(const struct arenas *arenas) {
-    return !arena_is_alone(arenas) && dirty_pages(arenas) >= get_total(&arenas->limit.pages) / 2;
+    struct limit limit = limit_now(arenas);
+    return !arena_is_alone(arenas) && dirty_pages(arenas) + 2 * (limit.max - limit.keep) >= limit.max;
 }
 
 /* Ends the back-off some time after the kernel refused a purge. Another purge

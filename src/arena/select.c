@@ -1,5 +1,6 @@
 #include "arena/select.h"
 
+#include "arena/limit.h"
 #include "base/size.h"
 
 /* An arena is crowded if threads waited this often for its lock within a window
@@ -83,6 +84,11 @@ struct arena *arena_own(struct arenas *arenas) {
     return &arenas->of[ready ? number : 0];
 }
 
+unsigned arena_slot(const struct arenas *arenas, unsigned count) {
+    bool by_cpu = !arena_is_alone(arenas);
+    return by_cpu ? cpu_cache_number(arenas->caches) % count : thread_slot(count);
+}
+
 size_t arena_gather(const struct arenas *arenas, void **blocks, size_t count) {
     const struct arena *arena = arena_of(arenas, blocks[count - 1]);
     void *others[MAX_MAGAZINE_BLOCKS];
@@ -137,6 +143,9 @@ void arena_set_max(struct arenas *arenas, double cpus) {
  * the same one. */
 struct arena *arena_with(const struct arenas *arenas, const struct arena *arena, size_t pages,
                          uint32_t size_class) {
+    if (!takes_from_others(arenas)) {
+        return NULL;
+    }
     unsigned end = atomic_load_explicit(&arenas->started, memory_order_acquire);
     unsigned own = (unsigned)(arena - arenas->of);
     for (unsigned i = 1; i < end; i++) {

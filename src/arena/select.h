@@ -68,6 +68,10 @@ size_t arena_gather(const struct arenas *arenas, void **blocks, size_t count);
 /* Returns the arena that the calling thread is sent to. */
 struct arena *arena_own(struct arenas *arenas);
 
+/* Returns a number below `count`, by which threads that run at once are to write
+ * to different words: that of the CPU, if there are several arenas. */
+unsigned arena_slot(const struct arenas *arenas, unsigned count);
+
 /* Returns whether threads waited for the arena's lock so often lately that the
  * process should use more arenas. If so, begins to count anew. The caller holds
  * the heap's lock. */
@@ -91,8 +95,9 @@ void arena_set_max(struct arenas *arenas, double cpus);
 /*
  * Returns an arena other than `arena` that may have this many dirty pages in one
  * run, or a slab of the class with a free block. Class 0 has no slabs. Returns
- * NULL if no arena is likely to. The answer is a guess, since the caller does
- * not hold the other arenas' locks.
+ * NULL if no arena is likely to, or if the arena may as well grow
+ * (takes_from_others). The answer is a guess, since the caller does not hold the
+ * other arenas' locks.
  */
 struct arena *arena_with(const struct arenas *arenas, const struct arena *arena, size_t pages,
                          uint32_t size_class);

@@ -139,9 +139,13 @@ struct limit_terms {
  * What all arenas hold together, and the limit on what is free of it. The words
  * are atomic.
  *
- * An arena reports its pages when they have changed by more than `batch` since
- * its last report (report_levels). The totals therefore differ from the truth by
- * at most `max_batch` for each arena. With one arena, both are 0.
+ * Several arenas report their pages when a report is due (is_report_due). The
+ * total of the pages held, in use or dirty, therefore differs from the truth by
+ * at most `max_batch` for each arena. The pages in use count as many as were in
+ * use at a report of each arena. So fewer may be in use, and as many more may be
+ * dirty. All arenas report when an epoch begins, and before a purge. With one
+ * arena, and where free memory has a limit of its own, `batch` is 0, and each
+ * change is reported.
  */
 struct limit_state {
     struct limit_terms terms;

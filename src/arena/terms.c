@@ -106,5 +106,6 @@ void terms_stop_background(struct arenas *arenas) {
     purger_enter(arenas);
     atomic_store_explicit(&arenas->limit.background_purge, false, memory_order_relaxed);
     update_terms(arenas, REASON_LIMIT);
+    purge_to_limit(arenas); /* from here on each change is reported, but not yet those before */
     purger_leave(arenas);
 }

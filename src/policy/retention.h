@@ -80,4 +80,11 @@ static inline struct retention retention_decide(const struct retention_terms *te
     return (struct retention){limit, limit - purge};
 }
 
+/* Returns whether the limit and the memory in use add up to the same number of bytes, whatever part of the
+ * memory held is in use, up to the peak. That number alone then decides whether a purge starts. */
+static inline bool retention_limits_held(const struct retention_terms *terms, size_t held_bytes) {
+    return terms->adaptive && terms->background_purge && terms->factor > 0 &&
+           retention_decide(terms, 0, held_bytes).limit_bytes < terms->available_bytes / 3;
+}
+
 #endif

@@ -1,49 +1,52 @@
 /*
  * The totals of several heaps, and the limit on free pages. Each heap counts its pages in use and its free resident
- * pages under its lock. It reports them to the totals of all heaps when one of them has changed by more than a batch
- * since its last report. The limit follows from the pages in use. The check allows for what the reports may lack.
+ * pages under its lock. It reports both to the totals of all heaps when the pages that it holds, used or free, have
+ * changed by more than a batch since its last report, or when the used ones have grown by more. So a heap whose pages
+ * only become free, or are used again, reports nothing.
  *
  *   thread, under a heap's lock                       holder of the purger's lock
  *     used and free change                              purge to the limit:
- *     one changed by more than `batch` since the last     report of all heaps, each under its lock
- *       report, or there was none?                          max_batch = batch
- *         total_used += change; total_free += change      is over? for each heap: lock; take its free pages; report;
- *         is over? after unlock: lock the purger;           unlock; and again from the start
- *           purge to the limit                          change of the batch, as the limit changes:
- *                                                         batch = another; max_batch = max(max_batch, batch)
- *   is over:                                              purge to the limit, if the batch has become larger
- *     total_free > limit(total_used)
- *                    - 2 * max_batch * heaps
+ *     a report is due?                                    report of all heaps, each under its lock
+ *       totals += change; peak = max(peak, used)            max_batch = batch
+ *       is over? after unlock: lock the purger;           is over? for each heap: lock; take its free pages; report;
+ *         purge to the limit                                unlock; and again from the start
+ *                                                       change of the batch, or of what the limit depends on:
+ *   is over:                                              set both; max_batch = max(max_batch, batch)
+ *     total_free > limit(total_used)                      purge to the limit
+ *                    - max_batch * heaps
  *
- * A total differs from the true sum by at most max_batch for each heap, and by the changes of threads that have not
- * decided yet whether to report: one change for each heap at most. max_batch is the largest batch since all heaps
- * reported. The limit falls by at most one page for each page in use. So one error is that of the free pages, and the
- * other one that of the limit. At rest, when no thread is in the allocator, free pages do not exceed the limit.
+ * The limit has one of two forms. With the first one, free pages may be as many as the peak exceeds the pages in use,
+ * and a constant: only the pages held matter. With the second one, free pages may not exceed a constant. The batch is
+ * then 0, and each change is reported.
  *
- * A check follows each change of what it depends on: a report, a larger batch, one heap more. Otherwise each heap may
- * gain another batch of free pages without a check. Only a holder of the purger's lock changes the batch. Otherwise
- * max_batch may fall, at the end of the report of all heaps, below a batch that became larger meanwhile.
+ * The total of the pages held differs from the true sum by at most max_batch for each heap, and by the changes of
+ * threads that have not decided yet whether to report: one change for each heap at most. max_batch is the largest batch
+ * since all heaps reported. At rest, when no thread is in the allocator, free pages do not exceed the limit.
  *
- * Memory: sequentially consistent; the additions and the loads of the check are seq_cst. If they were not, the load of
- * one total might come before the addition to the other (LIMIT_READ_EARLY). The same happens if a thread compares the
- * values that its two additions return. On x86 an atomic addition is a fence.
+ * A check follows each change of what it depends on: a report, another batch, another form, one heap more. Only a
+ * holder of the purger's lock changes the batch. Otherwise max_batch may fall, at the end of the report of all heaps,
+ * below a batch that became larger meanwhile.
+ *
+ * Memory: sequentially consistent. Both totals are in one word, to which a thread adds atomically. It compares what the
+ * addition returned, so that the last one to report sees what all have reported.
  *
  * Abstracted: two heaps, which stand for some of many (the batch of a single heap is 0); the second one may start with
- * its first change; the limit is the number of pages in use and a constant, at least as high as the allowance; the
- * batch changes at will; a purge keeps nothing, and is not refused. Its system call is left out, since pages leave the
- * count of free pages when a purge takes them.
+ * its first change; the peak does not fall; the constants are at least as high as the allowance; the batch changes at will; a purge keeps
+ * nothing, and is not refused. Its system call is left out, since pages leave the count of free pages when a purge
+ * takes them.
  *
  * @claim bounded safety: at rest, free pages do not exceed the limit; the totals are as exact as stated above, and
  *   never negative; a report of all heaps makes them exact
  * @mutation ADD_BY_STORE bounded assertion: a total is loaded and stored, instead of an atomic addition
  * @mutation REPORTED_AFTER_UNLOCK bounded assertion: a change is reported after the release of the heap's lock
  * @mutation REPORT_FORGOTTEN bounded assertion: a heap does not note what it has reported
- * @mutation ONLY_FREE bounded assertion: a heap reports only if its free pages have changed by more than a batch
+ * @mutation ONLY_USED bounded assertion: a heap reports only if its used pages have grown by more than a batch
+ * @mutation FORM_LAGS bounded assertion: the batch stays as it is, although free pages may not exceed a constant
+ * @mutation FORM_UNCHECKED bounded assertion: no check follows another form of the limit
  * @mutation START_UNREPORTED bounded assertion: a heap that has not reported yet reports like any other
  * @mutation COUNTED_ELSEWHERE bounded assertion: freed pages are counted at a heap other than their own
  * @mutation CHECK_EARLY bounded assertion: a thread loads the totals before it adds to them
- * @mutation LIMIT_READ_EARLY bounded assertion: it loads one total before it adds to the other
- * @mutation ALLOWANCE_ONE bounded assertion: the check allows for the error of one total
+ * @mutation ALLOWANCE_NONE bounded assertion: the check does not allow for the error
  * @mutation ALLOWANCE_NOW bounded assertion: it allows for the present batch, even if an earlier one was larger
  * @mutation ENFORCE_BY_TRY bounded assertion: a thread does not wait for the purger's lock
  * @mutation REPORTS_UNLOCKED bounded assertion: the report of all heaps takes no heap's lock
@@ -61,14 +64,19 @@
 
 #define THREADS 2
 
+/* At the start. */
+#define USED 9
+#define PEAK 20
+
 bool lock[HEAPS], purger_lock;
 /* Under each heap's lock. */
 short used[HEAPS], free[HEAPS];
 short reported_used[HEAPS], reported_free[HEAPS];
 /* Atomic. */
-short total_used, total_free;
+short total_used, total_free, peak;
 byte batch, max_batch;
 byte heaps = 1;
+bool is_constant; /* the limit's form */
 
 /* What only the claims look at: the true sums, the size of the changes that are under way, and the threads in the
    allocator. */
@@ -76,14 +84,15 @@ short true_used, true_free;
 byte in_flight, inside, finished;
 
 /* At least the largest allowance, as MIN_LIMIT_PAGES and the batch ensure. */
-#define LIMIT(used) ((used) + 2 * LARGE * HEAPS)
+#define ROOM (2 * LARGE * HEAPS)
+#define LIMIT(used) (is_constant -> ROOM : MAX(peak, used) + ROOM - (used))
 
 #define MAX(a, b) ((a) > (b) -> (a) : (b))
 #define DIFFERENCE(a, b) ((a) > (b) -> (a) - (b) : (b) - (a))
 #define ERROR (heaps * MAX(batch, max_batch) + in_flight)
 
 inline check_error() {
-    assert(DIFFERENCE(total_used, true_used) <= ERROR && DIFFERENCE(total_free, true_free) <= ERROR);
+    assert(DIFFERENCE(total_used + total_free, true_used + true_free) <= ERROR && true_used <= total_used + ERROR);
     assert(total_used >= 0 && total_free >= 0)
 }
 
@@ -93,72 +102,70 @@ inline come_to_rest() {
     assert(inside > 0 || true_free <= LIMIT(true_used))
 }
 
-#ifdef ALLOWANCE_ONE
-#define ALLOWANCE (max_batch * heaps)
+#ifdef ALLOWANCE_NONE
+#define ALLOWANCE 0
 #elif defined ALLOWANCE_NOW
-#define ALLOWANCE (2 * batch * heaps)
+#define ALLOWANCE (batch * heaps)
 #else
-#define ALLOWANCE (2 * max_batch * heaps)
+#define ALLOWANCE (max_batch * heaps)
 #endif
 
-/* The limit is read first. */
-inline load_limit() {
-    limit = LIMIT(total_used)
-}
-
-inline compare() {
-    is_over = total_free > limit - ALLOWANCE;
-    limit = 0
+inline load_totals() {
+    seen_used = total_used;
+    seen_free = total_free
 }
 
 inline check_limit() {
-#ifndef LIMIT_READ_EARLY
-    load_limit();
+    atomic {
+        is_over = seen_free > LIMIT(seen_used) - ALLOWANCE;
+        seen_used = 0;
+        seen_free = 0
+    }
+}
+
+inline add(h) {
+    total_used = total_used + used[h] - reported_used[h];
+    total_free = total_free + free[h] - reported_free[h];
+#ifndef REPORT_FORGOTTEN
+    reported_used[h] = used[h];
+    reported_free[h] = free[h];
 #endif
-    atomic { compare() }
+#ifndef CHECK_EARLY
+    load_totals();
+#endif
 }
 
 /* The caller holds the heap's lock. */
-inline add(total, reported, now) {
+inline report(h) {
 #ifdef ADD_BY_STORE
-    seen = total;
+    atomic { load_totals() }
     atomic {
-        total = seen + now - reported;
-        seen = 0;
-        reported = now
+        total_used = seen_used + used[h] - reported_used[h];
+        total_free = seen_free + free[h] - reported_free[h];
+        reported_used[h] = used[h];
+        reported_free[h] = free[h];
+        load_totals()
     }
 #elif defined REPORTED_AFTER_UNLOCK || defined REPORTS_UNLOCKED
     /* Another thread may work on the heap. */
-    total = total + now - reported;
-    reported = now
+    atomic { total_used = total_used + used[h] - reported_used[h]; total_free = total_free + free[h] - reported_free[h] }
+    atomic { reported_used[h] = used[h]; reported_free[h] = free[h]; load_totals() }
 #else
-    atomic {
-        total = total + now - reported;
-#ifndef REPORT_FORGOTTEN
-        reported = now;
+    atomic { add(h); check_error() }
 #endif
-        check_error()
-    }
-#endif
+    atomic { peak = MAX(peak, total_used) }
 }
 
-inline report(h) {
-    add(total_used, reported_used[h], used[h]);
-#ifdef LIMIT_READ_EARLY
-    load_limit();
-#endif
-    add(total_free, reported_free[h], free[h])
-}
-
-#ifdef ONLY_FREE
-#define HAS_CHANGED(h) (DIFFERENCE(free[h], reported_free[h]) > batch)
+#ifdef ONLY_USED
+#define HAS_CHANGED(h) (used[h] > reported_used[h] + batch)
 #else
-#define HAS_CHANGED(h) (DIFFERENCE(used[h], reported_used[h]) > batch || DIFFERENCE(free[h], reported_free[h]) > batch)
+#define HAS_CHANGED(h) \
+    (DIFFERENCE(used[h] + free[h], reported_used[h] + reported_free[h]) > batch || used[h] > reported_used[h] + batch)
 #endif
 #ifdef START_UNREPORTED
 #define IS_DUE(h) HAS_CHANGED(h)
 #else
-#define IS_DUE(h) (HAS_CHANGED(h) || reported_used[h] == 0)
+#define IS_DUE(h) (batch == 0 || HAS_CHANGED(h) || reported_used[h] + reported_free[h] == 0)
 #endif
 
 /* The caller holds the heap's lock. Some free pages come into use, and some pages in use become free. */
@@ -184,18 +191,16 @@ inline report_if_due(h) {
     if
     :: IS_DUE(h) ->
 #ifdef CHECK_EARLY
-        check_limit();
-        report(h)
-#else
+        atomic { load_totals() }
+#endif
         report(h);
 #ifdef BATCH_UNLOCKED
         if
-        :: batch = SMALL + LARGE - batch; max_batch = MAX(batch, max_batch)
+        :: atomic { batch > 0 -> batch = SMALL + LARGE - batch; max_batch = MAX(batch, max_batch) }
         :: true
         fi;
 #endif
         check_limit()
-#endif
     :: else -> skip
     fi
 }
@@ -206,7 +211,7 @@ inline purge(h) {
         begin_change(h, 0, -free[h])
     }
     report(h);
-    atomic { end_change(); lock[h] = false }
+    atomic { seen_used = 0; seen_free = 0; end_change(); lock[h] = false }
 }
 
 inline report_locked(h) {
@@ -215,7 +220,7 @@ inline report_locked(h) {
 #else
     atomic { !lock[h] -> lock[h] = true }
     report(h);
-    lock[h] = false
+    atomic { seen_used = 0; seen_free = 0; lock[h] = false }
 #endif
 }
 
@@ -236,6 +241,7 @@ inline report_all() {
 inline purge_to_limit() {
     do
     :: report_all();
+        atomic { load_totals() }
         check_limit();
         if
         :: is_over -> purge(0); purge(1)
@@ -274,20 +280,17 @@ inline begin_operation() {
     fi;
     lock[at] = true;
     if
+    :: begin_change(at, FEW, 0)
+    :: begin_change(at, MANY, 0)
     :: free[at] >= FEW -> begin_change(at, FEW, -FEW)
-    :: free[at] < FEW -> begin_change(at, FEW, -free[at])
-    :: used[COUNTING] >= FEW -> begin_change(COUNTING, -FEW, FEW)
     :: used[COUNTING] >= MANY -> begin_change(COUNTING, -MANY, MANY)
     fi
 }
 
 proctype thread(byte operations) {
-    short size, limit;
+    short size, seen_used, seen_free;
     byte at, largest;
     bool is_over;
-#ifdef ADD_BY_STORE
-    short seen;
-#endif
 
     do
     :: atomic { operations > 0 && (!lock[0] || !lock[1]) -> operations--; begin_operation() }
@@ -311,20 +314,25 @@ proctype thread(byte operations) {
 
 /* An epoch ends at any time. All heaps report when all threads are done. */
 proctype epoch() {
-    short size, limit;
+    short size, seen_used, seen_free;
     byte largest;
     bool is_over;
-#ifdef ADD_BY_STORE
-    short seen;
-#endif
 
     atomic { !purger_lock -> purger_lock = true; inside++ }
     if
-    :: batch = SMALL;
+    :: batch == LARGE -> batch = SMALL;
         goto checked
-    :: batch = LARGE;
+    :: batch == SMALL -> batch = LARGE;
         max_batch = LARGE;
 #ifdef BATCH_UNCHECKED
+        goto checked
+#endif
+    :: atomic { is_constant -> is_constant = false; batch = LARGE; max_batch = LARGE }
+    :: !is_constant -> is_constant = true;
+#ifndef FORM_LAGS
+        batch = 0;
+#endif
+#ifdef FORM_UNCHECKED
         goto checked
 #endif
     :: true
@@ -346,22 +354,24 @@ checked:
 init {
     atomic {
         if
-        :: used[0] = 14; free[0] = LIMIT(14) - 9
-        :: used[0] = 9; used[1] = 5; free[0] = LIMIT(14) - 19; heaps = HEAPS
-        :: used[0] = 9; used[1] = 5; free[0] = LIMIT(14) - 17; heaps = HEAPS
-        fi;
-        if
-        :: batch = SMALL
-        :: batch = LARGE
+        :: batch = SMALL; peak = PEAK
+        :: batch = LARGE; peak = PEAK
+        :: is_constant = true
         fi;
         max_batch = batch;
-        reported_used[0] = used[0];
-        reported_used[1] = used[1];
-        reported_free[0] = free[0];
-        total_used = used[0] + used[1];
-        total_free = free[0];
-        true_used = total_used;
-        true_free = total_free;
+        reported_used[0] = USED;
+        reported_free[0] = LIMIT(USED) - LARGE * HEAPS;
+        used[0] = reported_used[0];
+        free[0] = reported_free[0];
+        if
+        :: true
+        :: heaps = HEAPS
+        :: !is_constant -> used[0] = 0; free[0] = reported_free[0] + USED
+        fi;
+        total_used = reported_used[0];
+        total_free = reported_free[0];
+        true_used = used[0];
+        true_free = free[0];
         run thread(2);
         run thread(1);
         run epoch()

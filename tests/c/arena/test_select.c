@@ -7,6 +7,7 @@
 #include "arena/large.h"
 #include "arena/limit.h"
 #include "arena/purger.h"
+#include "arena/terms.h"
 #include "heap/walk.h"
 #include "os/vm.h"
 
@@ -118,9 +119,12 @@ static size_t distance(size_t a, size_t b) {
 
 static void check_totals(void) {
     size_t error = max_batch(&arenas) * arenas.started;
-    CHECK(distance(used_pages(&arenas), sum_of(heap_used_pages)) <= error);
-    CHECK(distance(dirty_pages(&arenas), sum_of(heap_dirty_pages)) <= error);
-    CHECK(dirty_pages(&arenas) <= limit_now(&arenas).max);
+    size_t used = sum_of(heap_used_pages);
+    size_t dirty = sum_of(heap_dirty_pages);
+    CHECK(distance(used_pages(&arenas) + dirty_pages(&arenas), used + dirty) <= error);
+    CHECK(used <= used_pages(&arenas) + error);
+    struct retention_terms terms = terms_now(&arenas);
+    CHECK(dirty <= limit_by(&arenas, &terms, (struct totals){used, dirty}).max);
 }
 
 static void test_each_cpu_has_its_own(void) {
@@ -269,33 +273,58 @@ static void test_gathering(void) {
     CHECK_EQUAL(arena_gather(&arenas, blocks, 1), 1);
 }
 
-/* An arena without free memory takes from one that has some, before it grows. */
+/* An arena without free memory gets some of its own while all together may grow. Then it takes from one that
+ * has some. */
 static void test_memory_of_others(void) {
     start(ARENAS);
-    char *large = take_large(0, 1 << 20);
-    memset(large, 1, 1 << 20);
+    terms_start_background(&arenas);
+    char *large = take_large(0, 8 << 20);
+    memset(large, 1, 8 << 20);
     arena_put_large(&arenas, large);
     size_t dirty = sum_of(heap_dirty_pages);
-    CHECK(dirty >= ((size_t)1 << 20) / page_size);
-    char *other = take_large(1, 1 << 19);
-    CHECK_EQUAL(number_of(other), 0);
+    CHECK(dirty >= ((size_t)8 << 20) / page_size);
+    size_t room = limit_now(&arenas).max - dirty;
+    size_t grown = 0;
+    for (; !takes_from_others(&arenas); grown += 8) {
+        CHECK_EQUAL(number_of(take_large(1, 8 * page_size)), 1);
+        CHECK(grown < room);
+    }
+    CHECK(grown > 0);
+    CHECK_EQUAL(number_of(take_large(1, 1 << 19)), 0);
     CHECK_EQUAL(sum_of(heap_dirty_pages), dirty - ((size_t)1 << 19) / page_size);
-    arena_put_large(&arenas, other);
-    publish_limit(&arenas);
-    CHECK(2 * sum_of(heap_dirty_pages) >= arenas.limit.pages);
-    void *small = take_small(2, 9); /* a slab of dirty pages */
-    CHECK_EQUAL(number_of(small), 0);
+    CHECK_EQUAL(number_of(take_small(2, 9)), 0); /* a slab of dirty pages */
     CHECK_EQUAL(number_of(take_small(2, 9)), 0); /* the slab has free blocks */
     /* What no arena has comes from its own. */
-    CHECK_EQUAL(number_of(take_large(3, 1 << 21)), 3);
-    /* So does all, while little of what may be free is free. */
-    take_large(0, 256 << 20);
-    heap_lock(&arenas.of[0]);
-    heap_unlock_and_check(&arenas, &arenas.of[0]);
-    publish_limit(&arenas);
-    CHECK(2 * sum_of(heap_dirty_pages) < arenas.limit.pages);
-    CHECK_EQUAL(number_of(take_large(2, 1 << 14)), 2);
+    CHECK_EQUAL(number_of(take_large(3, 16 << 20)), 3);
     walk_all();
+}
+
+/* Where only the pages held matter, an arena does not report what becomes free. Then blocks that a thread
+ * takes and frees write no word of all arenas. */
+static void check_reports(bool lags) {
+    start(ARENAS);
+    terms_start_background(&arenas);
+    arenas.limit.terms.available_bytes = lags ? SIZE_MAX : 1 << 20;
+    char *blocks[] = {take_large(0, 1 << 20), take_large(1, 1 << 20)};
+    publish_limit(&arenas);
+    CHECK_EQUAL(arenas.limit.batch > 0, lags);
+    uint64_t totals = arenas.limit.totals;
+    arena_put_large(&arenas, blocks[0]);
+    CHECK_EQUAL(arenas.limit.totals == totals, lags);
+    CHECK_EQUAL(number_of(take_large(0, 1 << 20)), 0);
+    check_totals();
+    arena_put_large(&arenas, blocks[1]);
+    report_all(&arenas);
+    CHECK_EQUAL(dirty_pages(&arenas), sum_of(heap_dirty_pages));
+    check_totals();
+}
+
+static void test_lagging_reports(void) {
+    check_reports(true);
+}
+
+static void test_exact_reports(void) {
+    check_reports(false);
 }
 
 static void test_growth(void) {
@@ -481,6 +510,8 @@ int main(void) {
     in_child(test_nodes);
     in_child(test_gathering);
     in_child(test_memory_of_others);
+    in_child(test_lagging_reports);
+    in_child(test_exact_reports);
     in_child(test_growth);
     in_child(test_most);
     in_child(test_totals);

@@ -119,6 +119,30 @@ static void test_extremes(void) {
     }
 }
 
+/* How much is free may be unknown only where the limit and the memory in use add up to the same for each part
+ * of what is held. */
+static void test_held(void) {
+    struct retention_terms in = half_free();
+    in.peak_bytes = 150 * MIB;
+    in.surplus_bytes = 3 * MIB;
+    CHECK(retention_limits_held(&in, 200 * MIB));
+    size_t sum = retention_decide(&in, 0, 200 * MIB).limit_bytes;
+    for (size_t part = 0; part <= 150 * MIB; part += MIB) {
+        CHECK_EQUAL(part + retention_decide(&in, part, 200 * MIB - part).limit_bytes, sum);
+    }
+    in.available_bytes = 3 * sum;
+    CHECK(!retention_limits_held(&in, 200 * MIB));
+    in.available_bytes = SIZE_MAX;
+    in.background_purge = false;
+    CHECK(!retention_limits_held(&in, 200 * MIB));
+    in.background_purge = true;
+    in.factor = 0;
+    CHECK(!retention_limits_held(&in, 200 * MIB));
+    in.factor = 1;
+    in.adaptive = false;
+    CHECK(!retention_limits_held(&in, 200 * MIB));
+}
+
 int main(void) {
     test_paper();
     test_peak();
@@ -126,5 +150,6 @@ int main(void) {
     test_foreground();
     test_room();
     test_extremes();
+    test_held();
     return 0;
 }
