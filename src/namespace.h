@@ -48,6 +48,7 @@
 #pragma redefine_extname arena_resize_large calmalloc_arena_resize_large
 #pragma redefine_extname arena_set_max calmalloc_arena_set_max
 #pragma redefine_extname arena_shrink_for_fork calmalloc_arena_shrink_for_fork
+#pragma redefine_extname arena_slot calmalloc_arena_slot
 #pragma redefine_extname arena_start calmalloc_arena_start
 #pragma redefine_extname arena_start_child calmalloc_arena_start_child
 #pragma redefine_extname arena_take_blocks calmalloc_arena_take_blocks

@@ -68,7 +68,7 @@ _WARM_UP = 4096
 """Blocks that each thread allocates before the rounds that count, in at most as many rounds."""
 _KIB = 1024
 CASES = (
-    Case("large", "64 to 128 KiB, 4 at a time", 64 * _KIB, 128 * _KIB, 4, "self", 1600),
+    Case("large", "64 to 128 KiB, 4 at a time", 64 * _KIB, 128 * _KIB, 4, "self", 6400),
     Case("small", "64 bytes, 4,096 at a time", 64, 64, 4096, "self", 32),
     Case("passed", "64 bytes, 256 at a time, freed by another thread", 64, 64, 256, "partner", 512),
     Case("nodes", "64 bytes, 2,048 at a time, freed on another node", 64, 64, 2048, "next", 32, NODES),

@@ -13,14 +13,14 @@
 #include "os/counter_table.h"
 #include "os/process.h"
 
-#define HEAP         calm_arenas.of[0].heap
 #define WORD(place)  .at = &(place), .bytes = sizeof(place)
 #define PAGES(place) WORD(place), .unit = COUNTER_PAGES
 /* The sum over all arenas: a row for each. */
-#define IN_ALL(place)                                                              \
-    WORD(place), .rows = &calm_arenas.started, .row_stride = sizeof(struct arena), \
-                 .present = &present_arenas, .present_stride = 1
-#define PAGES_IN_ALL(place) IN_ALL(place), .unit = COUNTER_PAGES
+#define IN_ALL(word)                                                                                        \
+    .at = &calm_arenas.of, .pointers = 1, .offset = offsetof(struct arena, word),                           \
+    .bytes = sizeof calm_arenas.of->word, .rows = &calm_arenas.started, .row_stride = sizeof(struct arena), \
+    .present = &present_arenas, .present_stride = 1
+#define PAGES_IN_ALL(word) IN_ALL(word), .unit = COUNTER_PAGES
 /* Each block counts for the size of its class. */
 #define BY_CLASS \
     .count = SIZE_CLASSES, .weights = &calm_classes.of[0].size, .weight_stride = sizeof(struct size_class)
@@ -29,18 +29,18 @@
 static const _Atomic(uint8_t) *const present_arenas = calm_arenas.states;
 
 static const struct counter_term counter_term_list[] = {
-    {"footprint", PAGES_IN_ALL(HEAP.used_pages)},
-    {"footprint", PAGES_IN_ALL(HEAP.claimed_pages), .flags = COUNTER_SUBTRACT},
-    {"footprint", PAGES_IN_ALL(HEAP.runs.sets[RUN_DIRTY].pages)},
-    {"footprint", PAGES_IN_ALL(HEAP.runs.sets[RUN_HUGE_DIRTY].pages)},
-    {"footprint", PAGES_IN_ALL(HEAP.slab_dirty_pages)},
-    {"footprint", PAGES_IN_ALL(HEAP.purging_pages)},
-    {"in_use", PAGES_IN_ALL(HEAP.used_pages)},
-    {"in_use", PAGES_IN_ALL(HEAP.claimed_pages), .flags = COUNTER_SUBTRACT},
-    {"dirty", PAGES_IN_ALL(HEAP.runs.sets[RUN_DIRTY].pages)},
-    {"dirty", PAGES_IN_ALL(HEAP.runs.sets[RUN_HUGE_DIRTY].pages)},
-    {"dirty", PAGES_IN_ALL(HEAP.slab_dirty_pages)},
-    {"dirty", PAGES_IN_ALL(HEAP.purging_pages)},
+    {"footprint", PAGES_IN_ALL(heap.used_pages)},
+    {"footprint", PAGES_IN_ALL(heap.claimed_pages), .flags = COUNTER_SUBTRACT},
+    {"footprint", PAGES_IN_ALL(heap.runs.sets[RUN_DIRTY].pages)},
+    {"footprint", PAGES_IN_ALL(heap.runs.sets[RUN_HUGE_DIRTY].pages)},
+    {"footprint", PAGES_IN_ALL(heap.slab_dirty_pages)},
+    {"footprint", PAGES_IN_ALL(heap.purging_pages)},
+    {"in_use", PAGES_IN_ALL(heap.used_pages)},
+    {"in_use", PAGES_IN_ALL(heap.claimed_pages), .flags = COUNTER_SUBTRACT},
+    {"dirty", PAGES_IN_ALL(heap.runs.sets[RUN_DIRTY].pages)},
+    {"dirty", PAGES_IN_ALL(heap.runs.sets[RUN_HUGE_DIRTY].pages)},
+    {"dirty", PAGES_IN_ALL(heap.slab_dirty_pages)},
+    {"dirty", PAGES_IN_ALL(heap.purging_pages)},
     {"dirty_limit", PAGES(calm_arenas.limit.pages)},
     {
         "cached",
@@ -81,8 +81,8 @@ static const struct counter_term counter_term_list[] = {
     AT_FORK(cache_misses),
 #define ALL(name, word)         {#name, WORD(calm_arenas.word)}, AT_FORK(name),
 #define ALL_PAGES(name, word)   {#name, PAGES(calm_arenas.word)}, AT_FORK(name),
-#define HEAPS(name, word)       {#name, IN_ALL(calm_arenas.of[0].word)}, AT_FORK(name),
-#define HEAPS_PAGES(name, word) {#name, PAGES_IN_ALL(calm_arenas.of[0].word)}, AT_FORK(name),
+#define HEAPS(name, word)       {#name, IN_ALL(word)}, AT_FORK(name),
+#define HEAPS_PAGES(name, word) {#name, PAGES_IN_ALL(word)}, AT_FORK(name),
 #define CACHES(name, word)      {#name, WORD(calm_caches.word)}, AT_FORK(name),
 #define COMPUTED(name, word)
 #define COUNTER(name, unit, kind, place, word, ...) place(name, word)
@@ -99,16 +99,19 @@ static const struct counter_term counter_term_list[] = {
     {"background", WORD(calm_arenas.settings.background)},
 };
 
-#define SPACE HEAP.space
+#define IN_SPACE(word) offsetof(struct arena, heap.space.word)
 
 static const struct blocks_layout counter_blocks = {
     .magic = {'c', 'a', 'l', 'm', 'b', 'l', 'k', 's'},
     .version = BLOCKS_LAYOUT_VERSION,
     .bytes = sizeof(struct blocks_layout),
-    .page_bytes = &SPACE.page_size,
-    .spans = &SPACE.spans.memory[TABLE_SPANS].base,
-    .spans_end = &SPACE.spans.end,
-    .span_bytes = &SPACE.spans.span_bytes,
+    .heaps = &calm_arenas.of,
+    .heap_count = &calm_arenas.started,
+    .heap_bytes = sizeof(struct arena),
+    .page_bytes = IN_SPACE(page_size),
+    .spans = IN_SPACE(spans.memory[TABLE_SPANS].base),
+    .spans_end = IN_SPACE(spans.end),
+    .span_bytes = IN_SPACE(spans.span_bytes),
     .span_page = offsetof(struct span, page),
     .span_pages = offsetof(struct span, pages),
     .span_used_blocks = offsetof(struct span, used_blocks),
@@ -116,24 +119,23 @@ static const struct blocks_layout counter_blocks = {
     .span_state = offsetof(struct span, state),
     .slab = SPAN_SLAB,
     .large = SPAN_LARGE,
-    .pages = &SPACE.users_of,
+    .pages = IN_SPACE(users_of),
     .page_users = PAGE_USERS,
     .page_dirty = PAGE_DIRTY,
+    .segments = IN_SPACE(segment[0].region.base),
+    .segment_count = IN_SPACE(segments),
+    .segment_bytes = sizeof(struct segment),
+    .heap_records = {IN_SPACE(page_tables[CLASS_TABLE].base), IN_SPACE(page_tables[SPAN_TABLE].base),
+                     IN_SPACE(page_tables[USER_TABLE].base), IN_SPACE(spans.memory[TABLE_SPANS].base),
+                     IN_SPACE(spans.memory[TABLE_FREE_SPANS].base),
+                     IN_SPACE(spans.memory[TABLE_FREE_WORDS].base)},
     .class_bytes = sizeof(struct size_class),
     .classes = &calm_classes.of[0],
     .class_count = &calm_classes.count,
-    .segments = &SPACE.segment[0].region.base,
-    .segment_count = &SPACE.segments,
-    .segment_bytes = sizeof(struct segment),
-    .records = {&SPACE.page_tables[CLASS_TABLE].base, &SPACE.page_tables[SPAN_TABLE].base,
-                &SPACE.page_tables[USER_TABLE].base, &SPACE.spans.memory[TABLE_SPANS].base,
-                &SPACE.spans.memory[TABLE_FREE_SPANS].base, &SPACE.spans.memory[TABLE_FREE_WORDS].base,
-                &calm_caches.base, &calm_caches.states},
+    .records = {&calm_arenas.of, &calm_caches.base, &calm_caches.states},
     .depots = &calm_arenas.depots[0].bins,
     .depot_count = MAX_DEPOTS,
     .depot_bytes = sizeof(struct depot),
-    .heap_count = &calm_arenas.started,
-    .heap_bytes = sizeof(struct arena),
 };
 _Static_assert(offsetof(struct size_class, size) == 0, "blocks_layout.h");
 

@@ -60,6 +60,7 @@ void counters_fill(struct calm_stats *stats) {
     }
     struct arenas *arenas = &calm_arenas;
     uint64_t page = page_bytes(arenas);
+    fill_totals(stats); /* before the arenas' counts: what was purged never exceeds what became dirty */
     struct totals totals = {0}; /* those of arenas->limit may lag behind */
     unsigned number = 0;
     for (struct arena *arena; (arena = arena_next(arenas, &number)) != NULL;) {
@@ -78,7 +79,6 @@ void counters_fill(struct calm_stats *stats) {
     stats->footprint = stats->in_use + stats->dirty;
     struct retention_terms terms = terms_now(arenas);
     stats->dirty_limit = limit_by(arenas, &terms, totals).max * page;
-    fill_totals(stats);
     stats->metadata += heap_profile_bytes();
     arena_cached(arenas, &stats->cached);
     stats->cached_limit = arena_max_cached(arenas);

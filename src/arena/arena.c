@@ -53,10 +53,15 @@ static bool start_first(struct arenas *arenas, const struct size_classes *classe
     int heaps = setting_value(&arenas->settings.heaps);
     unsigned forced = heaps > HEAPS_0 ? (unsigned)(heaps - HEAPS_0) : 0;
     unsigned parts = forced > 0 ? arena_power_above(forced) : arena_max_for((double)cpus);
+    bool several = parts > 1 && space_reserve_parts(&arenas->map, parts, address_space);
+    arenas->of = vm_map((several ? parts + 1 : 1) * sizeof *arenas->of);
+    if (arenas->of == NULL) {
+        return false;
+    }
+    arena_prepare(&arenas->of[0]);
     struct heap *heap = &arenas->of[0].heap;
-    bool started = parts > 1 && space_reserve_parts(&arenas->map, parts, address_space)
-                       ? heap_init_part(heap, classes, &arenas->map, 0)
-                       : heap_init(heap, classes, address_space);
+    bool started =
+        several ? heap_init_part(heap, classes, &arenas->map, 0) : heap_init(heap, classes, address_space);
     if (!started) {
         return false;
     }
@@ -77,7 +82,6 @@ bool arena_init(struct arenas *arenas, const struct size_classes *classes, struc
     arenas->misused = misused;
     lock_set_rank(&arenas->purger.lock, LOCK_PURGER);
     lock_set_rank(&arenas->start_lock, LOCK_ARENA_START);
-    arena_prepare(&arenas->of[0]);
     arenas->helper.first_thread = thread_pointer();
     arenas->helper.process = (int)os_syscall(SYS_getpid);
     cpu_affinity(0, &arenas->helper.cpus);

@@ -281,15 +281,17 @@ struct arenas {
     struct depot depots[MAX_DEPOTS];
     struct epoch epoch;
     struct purger purger;
-    struct arena of[MAX_ARENAS]; /* the pages of unused ones are never touched */
+    /* Mapped at the start, since a collector of garbage that scans the data of
+     * all libraries would scan them. The pages of unused ones are never touched. */
+    struct arena *of;
 };
 
-static inline size_t page_bytes(const struct arenas *arenas) {
-    return arenas->of[0].heap.space.page_size;
+static inline unsigned page_shift(const struct arenas *arenas) {
+    return arenas->map.page_shift;
 }
 
-static inline unsigned page_shift(const struct arenas *arenas) {
-    return arenas->of[0].heap.space.page_shift;
+static inline size_t page_bytes(const struct arenas *arenas) {
+    return (size_t)1 << page_shift(arenas);
 }
 
 static inline bool arena_has_helper(const struct arenas *arenas) {

@@ -12,8 +12,8 @@
 
 #include <stdint.h>
 
-#define BLOCKS_LAYOUT_VERSION      2
-#define BLOCKS_LAYOUT_RANGES       8
+#define BLOCKS_LAYOUT_VERSION      3
+#define BLOCKS_LAYOUT_RECORDS      3
 #define BLOCKS_LAYOUT_HEAP_RECORDS 6
 
 /* A new field goes to the end, and so changes `bytes`. A change of meaning
@@ -21,25 +21,32 @@
 struct blocks_layout {
     char magic[8]; /* "calmblks", without its NUL */
     uint32_t version;
-    uint32_t bytes;         /* the size of this struct */
-    const void *page_bytes; /* a size_t */
+    uint32_t bytes; /* the size of this struct */
 
-    /* The descriptors of spans, by number. */
-    const void *spans;         /* a pointer to the first; NULL before the first allocation */
-    const void *spans_end;     /* a size_t; all numbers ever used are below it */
-    const void *span_bytes;    /* a size_t: the distance from one descriptor to the next */
-    uint16_t span_page;        /* the offset of a uint32_t: the number of the span's first page */
-    uint16_t span_pages;       /* a uint32_t */
-    uint16_t span_used_blocks; /* a uint16_t; for a slab only, and includes blocks in CPU caches and depots */
-    uint16_t span_class;       /* a uint8_t */
-    uint16_t span_state;       /* a uint8_t */
-    uint8_t slab;  /* the state of a slab; spans in other states, except `large`, hold no blocks */
-    uint8_t large; /* the state of a span that is one block */
+    /* The heaps. The address of a pointer to the first; NULL before the first
+     * allocation. A heap whose `page_bytes` is 0 has no blocks. */
+    const void *heaps;
+    const void *heap_count; /* a uint32_t */
+    uint64_t heap_bytes;    /* the distance from one heap to the next */
+    uint64_t page_bytes;    /* in a heap, the offset of a size_t */
+
+    /* The descriptors of a heap's spans, by number. */
+    uint64_t spans; /* in a heap, the offset of a pointer to the first; NULL before the first allocation */
+    uint64_t spans_end;  /* of a size_t; all numbers ever used are below it */
+    uint64_t span_bytes; /* of a size_t: the distance from one descriptor to the next */
+    uint16_t span_page;  /* in a descriptor, the offset of a uint32_t: the number of the span's first page */
+    uint16_t span_pages; /* of a uint32_t */
+    uint16_t
+        span_used_blocks; /* of a uint16_t; for a slab only, and includes blocks in CPU caches and depots */
+    uint16_t span_class;  /* of a uint8_t */
+    uint16_t span_state;  /* of a uint8_t */
+    uint8_t slab;         /* the state of a slab; spans in other states, except `large`, hold no blocks */
+    uint8_t large;        /* the state of a span that is one block */
 
     /* A uint16_t for each page, by number. For a page of a slab it has two
      * parts: the number of blocks in use that touch the page, and whether the
      * page may be resident. */
-    const void *pages; /* a pointer to the entry of page 0 */
+    uint64_t pages; /* in a heap, the offset of a pointer to the entry of page 0 */
     uint16_t page_users;
     uint16_t page_dirty;
 
@@ -49,28 +56,22 @@ struct blocks_layout {
     const void *classes;
     const void *class_count; /* a uint32_t */
 
-    /* Segments contain the blocks. `segments` is the address of the pointer to
-     * the first one, and the others follow. A segment ends where access rights
-     * end. */
-    const void *segments;
-    const void *segment_count; /* a size_t */
-    uint64_t segment_bytes;    /* the distance from one pointer to the next */
+    /* Segments contain the blocks. In a heap, `segments` is the offset of the
+     * pointer to the first one, and the others follow. A segment ends where
+     * access rights end. */
+    uint64_t segments;
+    uint64_t segment_count; /* of a size_t */
+    uint64_t segment_bytes; /* the distance from one pointer to the next */
 
-    /* Addresses of pointers to ranges of other records, or NULL. A range ends
-     * where access rights end. `depots` is the address of the first pointer to
-     * records of a depot. */
-    const void *records[BLOCKS_LAYOUT_RANGES];
+    /* Pointers to ranges of other records, or NULL: their offsets in a heap, and
+     * the addresses of those that all heaps share. A range ends where access
+     * rights end. `depots` is the address of the first pointer to records of a
+     * depot. */
+    uint64_t heap_records[BLOCKS_LAYOUT_HEAP_RECORDS];
+    const void *records[BLOCKS_LAYOUT_RECORDS];
     const void *depots;
     uint64_t depot_count;
     uint64_t depot_bytes; /* the distance from one pointer to the next */
-
-    /* The number of heaps, a uint32_t. The addresses of `spans`, `spans_end`,
-     * `span_bytes`, `pages`, `segments`, `segment_count` and the first
-     * BLOCKS_LAYOUT_HEAP_RECORDS of `records` are those of the first heap. The
-     * ones of each further heap are heap_bytes further. A heap whose `page_bytes`
-     * is 0 has no blocks. */
-    const void *heap_count;
-    uint64_t heap_bytes;
 };
 
 #endif

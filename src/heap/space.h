@@ -66,7 +66,7 @@ struct segment {
  * The fast path of free reads these words. They describe the only space if
  * there are no parts.
  */
-#define SPACE_MAX_PARTS 32
+#define SPACE_MAX_PARTS 64
 
 struct page_map {
     uintptr_t base;

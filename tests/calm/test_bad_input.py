@@ -14,6 +14,7 @@ import pytest
 from calm_helpers import ROOT, Calm
 from waiting import wait_until
 
+from calm.cli import COMMANDS
 from calm.core import proc
 from calm.core.errors import FAILED, NOT_EXECUTABLE, NOT_FOUND, PIPE_CLOSED, USAGE
 
@@ -255,6 +256,9 @@ def test_a_program_is_not_overwritten(calm: Calm, tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("command", ["colors run", "profile"])
 def test_a_process_of_another_user(calm: Calm, command: str) -> None:
+    folders = Path(__file__).resolve().parents
+    if words(command)[0] not in COMMANDS and not all(each.stat().st_mode & 0o001 for each in folders):
+        pytest.skip("another user cannot read the checkout, which has the command")
     with subprocess.Popen(["sleep", "60"]) as process:
         done = calm(
             *words(command),

@@ -135,7 +135,7 @@ def test_a_layout_of_another_version(troubled: Path) -> None:
     """The counters remain, which every release has."""
 
     def newer(_address: int, data: bytes) -> bytes:
-        return data[:8] + b"\3" + data[9:] if data.startswith(b"calmblks") else data
+        return data[:8] + b"\4" + data[9:] if data.startswith(b"calmblks") else data
 
     with running(troubled, "leak", "calmalloc") as found, sample(found.pid) as process:
         [heap] = calmalloc.heaps(damaged(process, newer))
@@ -177,7 +177,7 @@ def test_descriptors_that_overlap(troubled: Path) -> None:
     with running(troubled, "fragmentation", "calmalloc") as found, sample(found.pid) as process:
         (table,) = calmalloc.tables(process)
         layout = calmalloc._layout(process, table.blocks)
-        spans = calmalloc._spans(process, layout)
+        spans = calmalloc._spans(process, calmalloc._heaps(process, layout)[0])
         slabs = spans[spans["state"] == layout.slab]
         many = np.repeat(slabs[:1], 200_000)
         many["pages"] = 1 << 10

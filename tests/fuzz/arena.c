@@ -294,8 +294,7 @@ static bool start(struct input *input) {
         clock_stop();
     }
     memset(&caches, 0, sizeof caches);
-    memset(&arenas, 0, offsetof(struct arenas, of) + MAX_FUZZED_ARENAS * sizeof *arenas.of);
-    memset(&arenas.of[SPACE_MAX_PARTS], 0, sizeof *arenas.of);
+    memset(&arenas, 0, sizeof arenas);
     unsigned detail = input_byte(input);
     is_limited = (detail & 4) != 0;
     if (is_limited) {

@@ -25,10 +25,10 @@ from calm.commands.explain.model import (
 from calm.core.counters import NotATableError, Table, images, table_addresses
 
 _MAGIC = b"calmblks"
-_VERSION = 2
-_LAYOUT = struct.Struct("<8sII4Q5HBB4xQHHI5Q8Q5Q")
-_POINTERS = slice(-13, -5)
-_HEAP_RECORDS = 6
+_VERSION = 3
+_LAYOUT = struct.Struct("<8sII7Q5HBB4xQHHI5Q6Q3Q3Q")
+_RECORDS = slice(-6, -3)
+_HEAP_RECORDS = slice(-12, -6)
 _MAX_HEAPS = 256
 _MAX_DEPOTS = 64
 _READS = 4
@@ -38,11 +38,14 @@ _TOLERANCE_PAGES, _TOLERANCE_SHARE = 64, 64
 
 
 class _Layout(NamedTuple):
-    """A `struct blocks_layout`; its pointers are addresses of variables."""
+    """A `struct blocks_layout`; its pointers, and a heap's offsets in `_of_heap`, are addresses of variables."""
 
     magic: bytes
     version: int
     bytes: int
+    heaps: int
+    heap_count: int
+    heap_bytes: int
     page_bytes: int
     spans: int
     spans_end: int
@@ -63,20 +66,14 @@ class _Layout(NamedTuple):
     segments: int
     segment_count: int
     segment_bytes: int
+    heap_records: tuple[int, ...]
     records: tuple[int, ...]
     depots: int
     depot_count: int
     depot_bytes: int
-    heap_count: int
-    heap_bytes: int
 
-    def heap(self, number: int) -> _Layout:
-        """The layout of one heap of several."""
-        further = number * self.heap_bytes
-        names = ("page_bytes", "spans", "spans_end", "span_bytes", "pages", "segments", "segment_count")
-        moved = {name: getattr(self, name) + further for name in names}
-        records = tuple(each + further for each in self.records[:_HEAP_RECORDS])
-        return self._replace(**moved, records=records)
+
+_IN_HEAP = ("page_bytes", "spans", "spans_end", "span_bytes", "pages", "segments", "segment_count")
 
 
 class _UnreadableError(Exception):
@@ -112,19 +109,28 @@ def _layout(process: Process, address: int) -> _Layout:
     if data is None:
         raise _UnreadableError
     fields = _LAYOUT.unpack(data)
-    layout = _Layout._make((*fields[: _POINTERS.start], fields[_POINTERS], *fields[_POINTERS.stop :]))
-    if _word(process, layout.page_bytes) not in (0, process.page):
-        raise _UnreadableError
+    lists = (fields[_HEAP_RECORDS], fields[_RECORDS])
+    layout = _Layout._make((*fields[: _HEAP_RECORDS.start], *lists, *fields[_RECORDS.stop :]))
     if layout.magic != _MAGIC or layout.version != _VERSION or layout.bytes < _LAYOUT.size:
         raise _UnreadableError
     return layout
 
 
+def _of_heap(layout: _Layout, address: int) -> _Layout:
+    """The layout with the addresses of one heap's variables."""
+    fields = {name: address + getattr(layout, name) for name in _IN_HEAP}
+    return layout._replace(**fields, heap_records=tuple(address + each for each in layout.heap_records))
+
+
 def _heaps(process: Process, layout: _Layout) -> list[_Layout]:
     """The layouts of the heaps that are in use."""
-    count = min(_MAX_HEAPS, _word(process, layout.heap_count, 4))
-    each = [layout.heap(number) for number in range(count)]
-    return [heap for heap in each if _word(process, heap.page_bytes) == process.page]
+    first = _word(process, layout.heaps)
+    count = min(_MAX_HEAPS, _word(process, layout.heap_count, 4)) if first else 0
+    each = [_of_heap(layout, first + number * layout.heap_bytes) for number in range(count)]
+    pages = [_word(process, heap.page_bytes) for heap in each]
+    if not {*pages} <= {0, process.page}:
+        raise _UnreadableError
+    return [heap for heap, page in zip(each, pages, strict=True) if page]
 
 
 def _array(process: Process, address: int, count: int, dtype: np.dtype[Any]) -> Any:  # noqa: ANN401
@@ -289,8 +295,8 @@ def _heap(process: Process, table: Table) -> Heap:
         for i in range(min(256, _word(process, heap.segment_count)))
     ]
     depots = [layout.depots + i * layout.depot_bytes for i in range(min(_MAX_DEPOTS, layout.depot_count))]
-    shared = layout.records[_HEAP_RECORDS:]
-    records = _extents(process, [*(each for heap in several for each in heap.records), *shared, *depots])
+    own = [each for heap in several for each in heap.heap_records]
+    records = _extents(process, [*own, *layout.records, *depots])
     sizes = [process.resident(*each) for each in records]
     metadata = UNKNOWN if None in sizes else exact(sum(each or 0 for each in sizes))
     notes = []

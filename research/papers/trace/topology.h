@@ -1,6 +1,6 @@
 /* What the traced program is told of the model's CPUs, instead of those of the machine that QEMU runs on: how
- * many there are, and the CPU and node of each thread. No two threads have the same CPU. Called by the
- * plugin, which serializes the calls.
+ * many there are, the CPU and node of each thread, and the CPU time of the process. No two threads have the
+ * same CPU. Called by the plugin, which serializes the calls.
  *
  * The program is told by writes to its memory, after the system calls that ask for such things. What it reads
  * from files must be given to QEMU in a folder (-L). Restartable sequences, which QEMU refuses to register,

@@ -179,7 +179,9 @@ void set_up(unsigned endpoints, size_t cache_bytes, uint64_t timeout_ns) {
     }
     fake_caches.count = endpoints;
     fake_governor.caches = &fake_caches;
-    fake_governor.of[0].heap.classes = &classes;
+    static struct arena arena;
+    arena.heap.classes = &classes;
+    fake_governor.of = &arena;
     server.setup = (struct server_setup){.arenas = &fake_governor, .timeout_ns = timeout_ns};
     CHECK(server_init(&server, cache_bytes));
 }
