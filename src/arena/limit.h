@@ -232,12 +232,12 @@ static inline void report_all(struct arenas *arenas) {
 }
 
 /* Returns whether an arena that is short is to take from another one before it
- * grows: once all of them together could not grow by much without a purge. Until
- * then each gets memory of its own. Otherwise they would take from each other for
+ * grows: once as much is free as a purge leaves. Until then each gets memory of
+ * its own. Otherwise they would take from each other for
  * ever. */
 static inline bool takes_from_others(const struct arenas *arenas) {
     struct limit limit = limit_now(arenas);
-    return !arena_is_alone(arenas) && dirty_pages(arenas) + 2 * (limit.max - limit.keep) >= limit.max;
+    return !arena_is_alone(arenas) && dirty_pages(arenas) >= limit.keep;
 }
 
 /* Ends the back-off some time after the kernel refused a purge. Another purge
