@@ -233,8 +233,7 @@ static inline void report_all(struct arenas *arenas) {
 
 /* Returns whether an arena that is short is to take from another one before it
  * grows: once as much is free as a purge leaves. Until then each gets memory of
- * its own. Otherwise they would take from each other for
- * ever. */
+ * its own. Otherwise they would take from each other for ever. */
 static inline bool takes_from_others(const struct arenas *arenas) {
     struct limit limit = limit_now(arenas);
     return !arena_is_alone(arenas) && dirty_pages(arenas) >= limit.keep;

@@ -38,7 +38,7 @@ _TOLERANCE_PAGES, _TOLERANCE_SHARE = 64, 64
 
 
 class _Layout(NamedTuple):
-    """A `struct blocks_layout`; its pointers, and a heap's offsets in `_of_heap`, are addresses of variables."""
+    """A `struct blocks_layout`. Its pointers are addresses of variables; `_of_heap` makes such of offsets."""
 
     magic: bytes
     version: int
