@@ -178,9 +178,14 @@ static void spill(uint32_t size_class, void *block) {
     }
 }
 
+/* heap_class_at, also before the allocator has started. */
+static int class_at(const void *block) {
+    return allocator_ensure_started() ? heap_class_at(heap_of(&calm_arenas, block), block) : -1;
+}
+
 static void allocator_release(void *block) {
     requests_notice();
-    int size_class = heap_class_at(heap_of(&calm_arenas, block), block);
+    int size_class = class_at(block);
     if (size_class < 0 || (size_class > 0 && (uintptr_t)block % SIZE_QUANTUM != 0)) {
         misuse_report_now(MISUSE_INVALID_FREE, block);
     } else if (size_class == 0) {
@@ -292,13 +297,12 @@ size_t usable_size(const void *block) {
     if (sanitizer_is_there()) {
         return __interceptor_malloc_usable_size((void *)(uintptr_t)block);
     }
-    const struct heap *heap = heap_of(&calm_arenas, block);
-    int size_class = block == NULL || !allocator_ensure_started() ? -1 : heap_class_at(heap, block);
+    int size_class = block == NULL ? -1 : class_at(block);
     if (size_class != 0) {
         return size_class < 0 ? 0 : calm_all_classes.of[size_class].size;
     }
-    const struct span *span = heap_large_span(heap, block);
-    return span == NULL ? 0 : ((size_t)span->pages << heap->space.page_shift) - span->offset;
+    const struct span *span = heap_large_span(heap_of(&calm_arenas, block), block);
+    return span == NULL ? 0 : (size_t)span->pages * page_bytes(&calm_arenas) - span->offset;
 }
 
 /* Returns whether a block may stay where it is: it is large enough, and less

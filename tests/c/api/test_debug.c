@@ -56,6 +56,15 @@ static void test_before_the_start(void) {
     check_says(calm_debug_heap(), "has not started");
 }
 
+/* As for a program that asks before that. */
+static void test_foreign_before_the_start(void) {
+    int local;
+    atomic_store(&calm_ready, false);
+    memset(&calm_arenas, 0, sizeof calm_arenas);
+    CHECK_EQUAL(calm_malloc_usable_size(&local), 0);
+    CHECK(calm_malloc(100) != NULL);
+}
+
 static void test_foreign(void) {
     quiet_start();
     int local;
@@ -352,6 +361,7 @@ static void test_damaged(void) {
 int main(void) {
     random_state = check_seed(0xDEB6);
     in_child(test_before_the_start);
+    in_child(test_foreign_before_the_start);
     if (!WATCHES_THREADS) {
         in_child(test_foreign);
         in_child(test_small);
