@@ -121,8 +121,8 @@ static bool is_short(const struct arenas *arenas, const struct arena *arena, str
     if (request->when_short == SHORT_GROWS || choice == RUN_FOR_SPARSE || has_dirty(arena, request)) {
         return false;
     }
-    request->other =
-        request->when_short == SHORT_REFERS ? arena_with(arenas, arena, request->pages, 0) : NULL;
+    bool refers = request->when_short == SHORT_REFERS && takes_from_others(arenas);
+    request->other = refers ? arena_with(arenas, arena, request->pages, 0) : NULL;
     return request->when_short == SHORT_REFUSES || request->other != NULL;
 }
 

@@ -235,8 +235,7 @@ static inline void report_all(struct arenas *arenas) {
  * grows: once as much is free as a purge leaves. Until then each gets memory of
  * its own. Otherwise they would take from each other for ever. */
 static inline bool takes_from_others(const struct arenas *arenas) {
-    struct limit limit = limit_now(arenas);
-    return !arena_is_alone(arenas) && dirty_pages(arenas) >= limit.keep;
+    return !arena_is_alone(arenas) && dirty_pages(arenas) >= limit_now(arenas).keep;
 }
 
 /* Ends the back-off some time after the kernel refused a purge. Another purge

@@ -1,6 +1,5 @@
 #include "arena/select.h"
 
-#include "arena/limit.h"
 #include "base/size.h"
 
 /* An arena is crowded if threads waited this often for its lock within a window
@@ -143,9 +142,6 @@ void arena_set_max(struct arenas *arenas, double cpus) {
  * the same one. */
 struct arena *arena_with(const struct arenas *arenas, const struct arena *arena, size_t pages,
                          uint32_t size_class) {
-    if (!takes_from_others(arenas)) {
-        return NULL;
-    }
     unsigned end = atomic_load_explicit(&arenas->started, memory_order_acquire);
     unsigned own = (unsigned)(arena - arenas->of);
     for (unsigned i = 1; i < end; i++) {

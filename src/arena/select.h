@@ -95,9 +95,8 @@ void arena_set_max(struct arenas *arenas, double cpus);
 /*
  * Returns an arena other than `arena` that may have this many dirty pages in one
  * run, or a slab of the class with a free block. Class 0 has no slabs. Returns
- * NULL if no arena is likely to, or if the arena may as well grow
- * (takes_from_others). The answer is a guess, since the caller does not hold the
- * other arenas' locks.
+ * NULL if no arena is likely to. The answer is a guess, since the caller does
+ * not hold the other arenas' locks.
  */
 struct arena *arena_with(const struct arenas *arenas, const struct arena *arena, size_t pages,
                          uint32_t size_class);

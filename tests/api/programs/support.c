@@ -87,30 +87,6 @@ static size_t read_small(const char *path, char *text, size_t size) {
     return length;
 }
 
-static size_t statm(size_t field) {
-    char text[256];
-    read_small("/proc/self/statm", text, sizeof text);
-    char *at = text;
-    size_t pages = 0;
-    for (size_t i = 0; i <= field; i++) {
-        pages = strtoul(at, &at, 10);
-    }
-    return pages * (size_t)sysconf(_SC_PAGESIZE);
-}
-
-size_t virtual_bytes(void) {
-    return statm(0);
-}
-
-size_t resident_bytes(void) {
-    return statm(1);
-}
-
-size_t grown_since(size_t resident_before) {
-    size_t now = resident_bytes();
-    return now > resident_before ? now - resident_before : 0;
-}
-
 static size_t number_after(const char *path, const char *name) {
     char text[8192], key[64];
     read_small(path, text, sizeof text);
@@ -118,6 +94,20 @@ static size_t number_after(const char *path, const char *name) {
     const char *at = strstr(text, key);
     CHECK(at != NULL);
     return strtoul(at + strlen(key), NULL, 10);
+}
+
+/* Not statm, whose pages are not the program's under an emulator of larger ones. */
+size_t virtual_bytes(void) {
+    return number_after("/proc/self/status", "VmSize") * KIB;
+}
+
+size_t resident_bytes(void) {
+    return number_after("/proc/self/status", "VmRSS") * KIB;
+}
+
+size_t grown_since(size_t resident_before) {
+    size_t now = resident_bytes();
+    return now > resident_before ? now - resident_before : 0;
 }
 
 size_t rollup_bytes(const char *name) {
