@@ -61,6 +61,7 @@ static void test_foreign_before_the_start(void) {
     int local;
     atomic_store(&calm_ready, false);
     memset(&calm_arenas, 0, sizeof calm_arenas);
+    atomic_store(&calm_caches.mode, CACHE_UNREADY);
     CHECK_EQUAL(calm_malloc_usable_size(&local), 0);
     CHECK(calm_malloc(100) != NULL);
 }
