@@ -118,12 +118,14 @@ static bool has_dirty(const struct arena *arena, const struct large_request *req
  * heap's lock. */
 static bool is_short(const struct arenas *arenas, const struct arena *arena, struct large_request *request,
                      enum run_choice choice) {
+    if (request->when_short == SHORT_REFUSES) {
+        return choice == RUN_FOR_SPARSE || !has_dirty(arena, request);
+    }
     if (request->when_short == SHORT_GROWS || choice == RUN_FOR_SPARSE || has_dirty(arena, request)) {
         return false;
     }
-    bool refers = request->when_short == SHORT_REFERS && takes_from_others(arenas);
-    request->other = refers ? arena_with(arenas, arena, request->pages, 0) : NULL;
-    return request->when_short == SHORT_REFUSES || request->other != NULL;
+    request->other = takes_from_others(arenas) ? arena_with(arenas, arena, request->pages, 0) : NULL;
+    return request->other != NULL;
 }
 
 static void *take_large_from(struct arenas *arenas, struct arena *arena, struct large_request *request) {
@@ -175,9 +177,10 @@ void *arena_take_large(struct arenas *arenas, size_t pages, size_t align_pages, 
     if (request.other != NULL) {
         request.when_short = SHORT_REFUSES;
         block = take_large_from(arenas, request.other, &request);
+        request.when_short = SHORT_GROWS;
+        block = block == NULL ? take_large_from(arenas, arena, &request) : block;
     }
     request.when_short = SHORT_GROWS;
-    block = block == NULL ? take_large_from(arenas, arena, &request) : block;
     /* No part has room for a block that is longer than one. */
     bool fits = pages <= (size_t)1 << arenas->map.part_shift >> page_shift(arenas);
     unsigned number = fits ? 0 : arenas->map.parts;

@@ -120,7 +120,9 @@ static inline size_t batch_by(const struct arenas *arenas, const struct retentio
     uint32_t started = atomic_load_explicit(&arenas->started, memory_order_relaxed);
     size_t held = (totals.used << page_shift(arenas)) + free_bytes(arenas, totals);
     bool may_lag = started > 1 && retention_limits_held(terms, held);
-    return may_lag ? size_max(size_minus(limit.max, limit.keep) / BATCH_DIVISOR / started, 1) : 0;
+    size_t room = size_minus(limit.max, limit.keep);
+    /* A purge ends below the limit by more than the totals may be wrong. */
+    return !may_lag || room / 2 < started ? 0 : size_max(room / BATCH_DIVISOR / started, 1);
 }
 
 /* Returns the limit. Stores it for readers, and adapts how often the arenas
