@@ -17,8 +17,8 @@
  * of a few slabs. */
 #define MIN_LIMIT_PAGES 16
 
-/* The totals may be wrong by this part of what a purge at the limit leaves room
- * for. */
+/* The total of the pages held may be wrong by this part of what a purge at the
+ * limit leaves room for, or by a page for each arena. */
 #define BATCH_DIVISOR 16
 
 /* In pages. If more than `max` are free, a purge leaves `keep`. */
