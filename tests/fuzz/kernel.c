@@ -141,7 +141,16 @@ REFUSABLE(bool, vm_decommit, (void *base, size_t bytes), (base, bytes))
 REFUSABLE(bool, vm_prefault, (void *base, size_t bytes), (base, bytes))
 REFUSABLE(bool, vm_enable_huge_pages, (void *base, size_t bytes), (base, bytes))
 REFUSABLE(bool, vm_move_pages, (void *from, void *to, size_t bytes), (from, to, bytes))
-REFUSABLE(bool, vm_replace, (void *base, size_t bytes), (base, bytes))
+
+bool __real_vm_replace(void *base, size_t bytes);
+bool __wrap_vm_replace(void *base, size_t bytes);
+
+/* The target of a move that failed is lost if it cannot be mapped again (arena/large.c). */
+bool __wrap_vm_replace(void *base, size_t bytes) {
+    bool lost = refuses();
+    lost_pages |= lost;
+    return !lost && __real_vm_replace(base, bytes);
+}
 
 enum vm_renewed __real_vm_renew(void *base, size_t bytes);
 enum vm_renewed __wrap_vm_renew(void *base, size_t bytes);
