@@ -340,6 +340,7 @@
 #pragma redefine_extname space_reserved_bytes calmalloc_space_reserved_bytes
 #pragma redefine_extname space_retract calmalloc_space_retract
 #pragma redefine_extname space_segment calmalloc_space_segment
+#pragma redefine_extname space_unreserve_parts calmalloc_space_unreserve_parts
 #pragma redefine_extname span_ages_append calmalloc_span_ages_append
 #pragma redefine_extname span_ages_prepend calmalloc_span_ages_prepend
 #pragma redefine_extname span_ages_remove calmalloc_span_ages_remove

@@ -61,7 +61,7 @@ void counters_fill(struct calm_stats *stats) {
     struct arenas *arenas = &calm_arenas;
     uint64_t page = page_bytes(arenas);
     fill_totals(stats); /* before the arenas' counts: what was purged never exceeds what became dirty */
-    struct totals totals = {0}; /* those of arenas->limit may lag behind */
+    struct levels totals = {0}; /* those of arenas->limit may lag behind */
     unsigned number = 0;
     for (struct arena *arena; (arena = arena_next(arenas, &number)) != NULL;) {
         const struct heap *heap = &arena->heap;
@@ -70,7 +70,7 @@ void counters_fill(struct calm_stats *stats) {
         totals.dirty += heap_dirty_pages(heap);
         stats->dirty += heap->purging_pages * page;
         stats->reserved += space_reserved_bytes(&heap->space);
-        stats->metadata += space_metadata_bytes(&heap->space);
+        stats->metadata += space_metadata_bytes(&heap->space) + sizeof *arena;
         add_arena_totals(stats, arena);
         lock_release(&arena->lock);
     }

@@ -54,21 +54,25 @@ static bool start_first(struct arenas *arenas, const struct size_classes *classe
     unsigned forced = heaps > HEAPS_0 ? (unsigned)(heaps - HEAPS_0) : 0;
     unsigned parts = forced > 0 ? arena_power_above(forced) : arena_max_for((double)cpus);
     bool several = parts > 1 && space_reserve_parts(&arenas->map, parts, address_space);
-    arenas->of = vm_map((several ? parts + 1 : 1) * sizeof *arenas->of);
-    if (arenas->of == NULL) {
+    size_t bytes = (several ? parts + 1 : 1) * sizeof *arenas->of;
+    struct arena *first = vm_map(bytes);
+    bool started = first != NULL && (several ? heap_init_part(&first->heap, classes, &arenas->map, 0)
+                                             : heap_init(&first->heap, classes, address_space));
+    if (!started) { /* the next call starts anew */
+        if (several) {
+            space_unreserve_parts(&arenas->map);
+        }
+        if (first != NULL) {
+            vm_release(first, bytes);
+        }
         return false;
     }
-    arena_prepare(&arenas->of[0]);
-    struct heap *heap = &arenas->of[0].heap;
-    bool started =
-        several ? heap_init_part(heap, classes, &arenas->map, 0) : heap_init(heap, classes, address_space);
-    if (!started) {
-        return false;
-    }
-    if (arenas->map.parts == 0) {
+    arena_prepare(first);
+    arenas->of = first;
+    if (!several) {
         map_alone(arenas);
     }
-    unsigned most = arenas->map.parts == 0 ? 1 : parts;
+    unsigned most = several ? parts : 1;
     arenas->max_active = forced > 0 && forced < most ? forced : most;
     arenas->active = forced > 0 ? arenas->max_active : 1;
     arenas->started = 1;
@@ -201,9 +205,9 @@ void arena_shrink_for_fork(struct arenas *arenas) {
         return;
     }
     purger_enter(arenas);
-    report_all(arenas);
-    struct limit limit = limit_if_background(arenas, false);
-    bool over = is_over(arenas, limit.max);
+    struct levels totals = report_all(arenas);
+    struct limit limit = limit_if_background(arenas, totals, false);
+    bool over = is_over(arenas, totals.dirty, limit.max);
     /* Keeping the memory for the break-even time costs as much as this purge.
      * Forks therefore purge at most once in that time. */
     size_t pause = (size_t)(arenas->epoch.demand.break_even_s * 1e9 / (double)DEMAND_EPOCH_NS);
@@ -295,6 +299,7 @@ void arena_start_child(struct arenas *arenas) {
     terms.peak_bytes = used_bytes(arenas);
     terms.surplus_bytes = 0;
     set_terms(arenas, &terms);
+    adapt_batch(arenas);
 }
 
 void arena_after_fork(struct arenas *arenas, bool child) {

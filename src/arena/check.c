@@ -78,14 +78,14 @@ void heap_unlock_and_check(struct arenas *arenas, struct arena *arena) {
         end_backoff(arenas);
     }
     if (is_report_due(arenas, arena)) {
-        struct totals totals = report_levels(arenas, arena);
-        note_levels(arenas, totals);
+        struct levels totals = note_levels(arenas, report_levels(arenas, arena));
         size_t limit = limit_at_leave(arenas, totals);
-        over = is_dirty_over(arenas, totals.dirty, limit);
+        over = is_over(arenas, totals.dirty, limit);
         /* The thread wants a helper if more memory may stay with one. */
-        wanted = over && limit_if_background(arenas, true).max > limit;
+        wanted = over && limit_if_background(arenas, totals, true).max > limit;
+        over |= batch_is_stale(arenas, totals);
     } else {
-        defer_report(arena);
+        publish_levels(arena);
     }
     if (__builtin_expect(arena->heap.misuses != arena->misuses_reported, 0)) {
         unlock_and_report(arenas, arena);

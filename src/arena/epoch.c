@@ -81,19 +81,15 @@ static uint64_t count_checks(const struct arenas *arenas) {
 
 /* Begins an epoch of each arena. Returns the pages that have faulted so far. */
 static size_t begin_epoch(struct arenas *arenas) {
-    struct limit_state *limit = &arenas->limit;
-    atomic_store_explicit(&limit->max_batch_before, get_total(&limit->max_batch), memory_order_relaxed);
-    atomic_store_explicit(&limit->max_batch, get_total(&limit->batch), memory_order_relaxed);
     size_t faulted = 0;
     unsigned number = 0;
     for (struct arena *arena; (arena = arena_next(arenas, &number)) != NULL;) {
         heap_lock(arena);
         faulted += arena->heap.runs.faulted_pages;
         arena->heap.runs.now++;
-        report_levels(arenas, arena);
         heap_unlock(arena);
     }
-    note_levels(arenas, totals_now(arenas));
+    report_all(arenas);
     return faulted;
 }
 
@@ -190,9 +186,9 @@ static void purge_unused(struct arenas *arenas) {
     calm_assert(lock_is_mine(&arenas->purger.lock));
     bool given_up = is_given_up(arenas);
     size_t worth = demand_peak_pages(&arenas->epoch.demand) + demand_surplus_pages(&arenas->epoch.demand);
-    report_all(arenas);
-    size_t dirty = dirty_pages(arenas);
-    size_t keep = given_up ? 0 : size_minus(worth, used_pages(arenas));
+    struct levels totals = report_all(arenas);
+    size_t dirty = totals.dirty;
+    size_t keep = given_up ? 0 : size_minus(worth, totals.used);
     size_t tolerated = given_up ? 0 : max_prefaulted_pages(arenas);
     bool may = may_purge(arenas, dirty);
     if (may && dirty >= keep + (given_up ? 1 : MIN_UNUSED_PAGES)) {
@@ -236,8 +232,7 @@ static void epoch_end(struct arenas *arenas, uint64_t now, uint64_t start) {
 /* Returns whether nothing is left to purge. The caller holds the purger's
  * lock. */
 static bool is_idle(struct arenas *arenas) {
-    report_all(arenas);
-    size_t dirty = dirty_pages(arenas);
+    size_t dirty = report_all(arenas).dirty;
     bool may = may_purge(arenas, dirty);
     size_t cached;
     return arenas->epoch.untouched > 0 && (dirty == 0 || !may || !is_adaptive(arenas)) &&
@@ -276,8 +271,8 @@ bool epoch_advance(struct arenas *arenas, bool own_files) {
 }
 
 bool epoch_keeps_little(struct arenas *arenas) {
-    report_all(arenas);
-    return !is_over(arenas, limit_if_background(arenas, false).max);
+    struct levels totals = sum_levels(arenas);
+    return !is_over(arenas, totals.dirty, limit_if_background(arenas, totals, false).max);
 }
 
 bool epoch_is_untouched(struct arenas *arenas) {

@@ -36,7 +36,7 @@ static void put_and_purge(void *context, void *const *blocks, size_t count) {
     for (size_t done = 0; done < count; done += MAX_MAGAZINE_BLOCKS) {
         flush_blocks(arenas, blocks + done, size_min(count - done, MAX_MAGAZINE_BLOCKS));
     }
-    if (is_over(arenas, limit_now(arenas).max)) {
+    if (is_over(arenas, dirty_pages(arenas), limit_for(arenas, totals_now(arenas)).max)) {
         purge_to_limit(arenas);
     }
 }
@@ -91,8 +91,8 @@ static void flush_if_sparse(struct arenas *arenas) {
 void enforce_limit(struct arenas *arenas) {
     purger_enter(arenas);
     end_backoff(arenas);
-    report_all(arenas);
-    if (is_over(arenas, limit_now(arenas).max)) {
+    struct levels totals = report_all(arenas);
+    if (is_over(arenas, totals.dirty, limit_for(arenas, totals).max)) {
         flush_if_sparse(arenas);
         purge_to_limit(arenas);
     }

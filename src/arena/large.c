@@ -52,7 +52,8 @@ static enum run_choice large_choose_run(const struct arenas *arenas, const struc
     if (arena->heap.runs.region_pages == 0) {
         return RUN_FOR_ANY;
     }
-    bool dense = evidence == THP_SURE && !thp_policy_is_costly(&arena->thp) && allows_region(arenas, pages);
+    bool dense =
+        evidence == THP_SURE && !thp_policy_is_costly(&arena->thp) && allows_region(arenas, arena, pages);
     return dense ? RUN_FOR_HUGE_PAGES : RUN_FOR_LARGE;
 }
 

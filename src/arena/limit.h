@@ -30,22 +30,19 @@ static inline bool is_adaptive(const struct arenas *arenas) {
     return setting_value(&arenas->settings.policy) == POLICY_ADAPTIVE;
 }
 
-/* What all arenas have reported, in pages. Both are in one word, the used pages in
- * its high half, so that a thread adds to both, and reads both, at once. So of
- * several threads that report concurrently, the last one sees what all have
- * reported. */
-struct totals {
-    size_t used, dirty;
-};
-
-#define TOTALS_SHIFT 32
-
-static inline struct totals unpack_totals(uint64_t word) {
-    return (struct totals){word >> TOTALS_SHIFT, word & (((uint64_t)1 << TOTALS_SHIFT) - 1)};
+static inline struct levels totals_now(const struct arenas *arenas) {
+    return unpack_levels(atomic_load_explicit(&arenas->limit.totals, memory_order_seq_cst));
 }
 
-static inline struct totals totals_now(const struct arenas *arenas) {
-    return unpack_totals(atomic_load_explicit(&arenas->limit.totals, memory_order_seq_cst));
+/* Returns the levels of all arenas when threads last left them. Reads a word of
+ * each arena, while totals_now reads one word. */
+static inline struct levels sum_levels(const struct arenas *arenas) {
+    uint64_t sum = 0;
+    unsigned number = 0;
+    for (const struct arena *arena; (arena = arena_next(arenas, &number)) != NULL;) {
+        sum += atomic_load_explicit(&arena->levels, memory_order_relaxed);
+    }
+    return unpack_levels(sum);
 }
 
 static inline size_t used_pages(const struct arenas *arenas) {
@@ -62,7 +59,7 @@ static inline size_t used_bytes(const struct arenas *arenas) {
 
 /* Returns the dirty bytes, and those of pages that are being purged, since
  * these are still resident. */
-static inline size_t free_bytes(const struct arenas *arenas, struct totals totals) {
+static inline size_t free_bytes(const struct arenas *arenas, struct levels totals) {
     return (totals.dirty + get_total(&arenas->limit.purging_pages)) << page_shift(arenas);
 }
 
@@ -79,7 +76,7 @@ static inline struct retention_terms terms_now(const struct arenas *arenas) {
 }
 
 static inline struct limit limit_by(const struct arenas *arenas, const struct retention_terms *terms,
-                                    struct totals totals) {
+                                    struct levels totals) {
     size_t used = totals.used << page_shift(arenas);
     struct retention retention = retention_decide(terms, used, free_bytes(arenas, totals));
     size_t max = retention.limit_bytes >> page_shift(arenas);
@@ -87,22 +84,23 @@ static inline struct limit limit_by(const struct arenas *arenas, const struct re
     return (struct limit){size_max(max, MIN_LIMIT_PAGES), keep};
 }
 
-static inline struct limit limit_now(const struct arenas *arenas) {
+static inline struct limit limit_for(const struct arenas *arenas, struct levels totals) {
     struct retention_terms terms = terms_now(arenas);
-    return limit_by(arenas, &terms, totals_now(arenas));
+    return limit_by(arenas, &terms, totals);
 }
 
 /* Returns the limit that would hold with or without a background purge. */
-static inline struct limit limit_if_background(const struct arenas *arenas, bool background_purge) {
+static inline struct limit limit_if_background(const struct arenas *arenas, struct levels totals,
+                                               bool background_purge) {
     struct retention_terms terms = terms_now(arenas);
     terms.background_purge = background_purge;
-    return limit_by(arenas, &terms, totals_now(arenas));
+    return limit_by(arenas, &terms, totals);
 }
 
 /* Returns the limit on free and prefaulted pages together. */
 static inline size_t max_prefaulted_pages(const struct arenas *arenas) {
     struct retention_terms terms = terms_now(arenas);
-    struct totals totals = totals_now(arenas);
+    struct levels totals = totals_now(arenas);
     size_t used = totals.used << page_shift(arenas);
     return retention_prefault_bytes(&terms, used, free_bytes(arenas, totals)) >> page_shift(arenas);
 }
@@ -114,27 +112,45 @@ static inline void raise_total(_Atomic(size_t) *word, size_t value) {
     }
 }
 
-/* Returns the batch of several arenas, or 0 if each change has to be reported. */
-static inline size_t batch_by(const struct arenas *arenas, const struct retention_terms *terms,
-                              struct totals totals, struct limit limit) {
-    uint32_t started = atomic_load_explicit(&arenas->started, memory_order_relaxed);
+/* Returns whether the reports of several arenas may lag, since only what they
+ * hold decides whether a purge starts. */
+static inline bool reports_may_lag(const struct arenas *arenas, struct levels totals) {
+    struct retention_terms terms = terms_now(arenas);
     size_t held = (totals.used << page_shift(arenas)) + free_bytes(arenas, totals);
-    bool may_lag = started > 1 && retention_limits_held(terms, held);
-    size_t room = size_minus(limit.max, limit.keep);
-    /* A purge ends below the limit by more than the totals may be wrong. */
-    return !may_lag || room / 2 < started ? 0 : size_max(room / BATCH_DIVISOR / started, 1);
+    return !arena_is_alone(arenas) && retention_limits_held(&terms, held);
 }
 
-/* Returns the limit. Stores it for readers, and adapts how often the arenas
- * report. */
-static inline size_t publish_limit_for(struct arenas *arenas, struct totals totals) {
-    struct retention_terms terms = terms_now(arenas);
-    struct limit limit = limit_by(arenas, &terms, totals);
-    size_t batch = arena_is_alone(arenas) ? 0 : batch_by(arenas, &terms, totals, limit);
-    if (batch != get_total(&arenas->limit.batch)) {
-        atomic_store_explicit(&arenas->limit.batch, batch, memory_order_relaxed);
-        raise_total(&arenas->limit.max_batch, batch);
+/* Returns the batch, or 0 if each change has to be reported. */
+static inline size_t batch_now(const struct arenas *arenas) {
+    struct levels totals = totals_now(arenas);
+    struct limit limit = limit_for(arenas, totals);
+    size_t room = size_minus(limit.max, limit.keep);
+    size_t started = atomic_load_explicit(&arenas->started, memory_order_relaxed);
+    /* A purge ends below the limit by more than the totals may be wrong. */
+    if (started <= 1 || room / 2 < started || !reports_may_lag(arenas, totals)) {
+        return 0;
     }
+    return size_max(room / BATCH_DIVISOR / started, 1);
+}
+
+/* Returns whether the reports lag although they may not. */
+static inline bool batch_is_stale(const struct arenas *arenas, struct levels totals) {
+    return get_total(&arenas->limit.batch) > 0 && !reports_may_lag(arenas, totals);
+}
+
+/* Adapts how often the arenas report. The caller holds the purger's lock, or no
+ * other thread runs. */
+static inline void adapt_batch(struct arenas *arenas) {
+    size_t batch = batch_now(arenas);
+    if (batch != get_total(&arenas->limit.batch)) {
+        raise_total(&arenas->limit.max_batch, batch);
+        atomic_store_explicit(&arenas->limit.batch, batch, memory_order_relaxed);
+    }
+}
+
+/* Returns the limit, and stores it for readers. */
+static inline size_t publish_limit_for(struct arenas *arenas, struct levels totals) {
+    struct limit limit = limit_for(arenas, totals);
     if (limit.max != get_total(&arenas->limit.pages)) {
         atomic_store_explicit(&arenas->limit.pages, limit.max, memory_order_relaxed);
         if (probe_limit_is_enabled()) {
@@ -145,60 +161,60 @@ static inline size_t publish_limit_for(struct arenas *arenas, struct totals tota
 }
 
 /* Returns the limit for a thread that leaves a heap. With several arenas, does
- * not store it: its words would move between the CPUs at each such call. */
-static inline size_t limit_at_leave(struct arenas *arenas, struct totals totals) {
+ * not store it: its word would move between the CPUs at each such call. */
+static inline size_t limit_at_leave(struct arenas *arenas, struct levels totals) {
     if (arena_is_alone(arenas)) {
         return publish_limit_for(arenas, totals);
     }
-    struct retention_terms terms = terms_now(arenas);
-    return limit_by(arenas, &terms, totals).max;
+    return limit_for(arenas, totals).max;
 }
 
 static inline size_t publish_limit(struct arenas *arenas) {
     return publish_limit_for(arenas, totals_now(arenas));
 }
 
-/* Returns the largest batch by which an arena may have left its report. That of
- * the epoch before counts, too, since all arenas report when an epoch begins. */
-static inline size_t max_batch(const struct arenas *arenas) {
-    return size_max(get_total(&arenas->limit.max_batch), get_total(&arenas->limit.max_batch_before));
-}
-
 /* Returns by how much the pages held may exceed the total of the reports. */
 static inline size_t report_error(const struct arenas *arenas) {
-    return max_batch(arenas) * atomic_load_explicit(&arenas->started, memory_order_relaxed);
+    return get_total(&arenas->limit.max_batch) * atomic_load_explicit(&arenas->started, memory_order_relaxed);
 }
 
-/* Raises the maxima of this epoch to the totals. */
-static inline void note_levels(struct arenas *arenas, struct totals totals) {
+/* Raises the maxima of this epoch to the totals. Returns the totals, of which no
+ * more counts as used than is in use at once: reports of other arenas may be of
+ * other times. */
+static inline struct levels note_levels(struct arenas *arenas, struct levels totals) {
+    size_t held = totals.used + totals.dirty;
+    if (totals.used > get_total(&arenas->limit.max_used) && !arena_is_alone(arenas)) {
+        totals.used = size_min(totals.used, sum_levels(arenas).used);
+        totals.dirty = held - totals.used;
+    }
     raise_total(&arenas->limit.max_used, totals.used);
-    raise_total(&arenas->limit.max_held, totals.used + totals.dirty);
+    raise_total(&arenas->limit.max_held, held);
     raise_total(&arenas->limit.terms.peak_bytes, totals.used << page_shift(arenas));
+    return totals;
+}
+
+/* Stores and returns what the arena holds. The caller holds the heap's lock, or
+ * no other thread runs. */
+static inline uint64_t publish_levels(struct arena *arena) {
+    uint64_t levels = pack_levels(heap_used_pages(&arena->heap), heap_dirty_pages(&arena->heap));
+    /* A forked child writes no word that keeps its value. */
+    if (levels != atomic_load_explicit(&arena->levels, memory_order_relaxed)) {
+        atomic_store_explicit(&arena->levels, levels, memory_order_relaxed);
+    }
+    return levels;
 }
 
 /* Adds to the totals what has changed in the arena since its last report, and
  * returns them. The caller holds the heap's lock, or no other thread runs. */
-static inline struct totals report_levels(struct arenas *arenas, struct arena *arena) {
-    size_t used = heap_used_pages(&arena->heap);
-    size_t dirty = heap_dirty_pages(&arena->heap);
-    /* A forked child writes no word that keeps its value. */
-    if (get_total(&arena->free_pages) != dirty) {
-        atomic_store_explicit(&arena->free_pages, dirty, memory_order_relaxed);
-    }
-    if (atomic_load_explicit(&arena->has_changed, memory_order_relaxed)) {
-        atomic_store_explicit(&arena->has_changed, false, memory_order_relaxed);
-    }
-    /* A decrease of the low half borrows from the high half. The sum is right
-     * nevertheless, since no total is negative. */
-    uint64_t more =
-        ((uint64_t)(used - arena->reported_used) << TOTALS_SHIFT) + (dirty - arena->reported_dirty);
+static inline struct levels report_levels(struct arenas *arenas, struct arena *arena) {
+    uint64_t levels = publish_levels(arena);
+    uint64_t more = levels - arena->reported;
     if (more == 0) {
         return totals_now(arenas);
     }
-    arena->reported_used = used;
-    arena->reported_dirty = dirty;
+    arena->reported = levels;
     uint64_t before = atomic_fetch_add_explicit(&arenas->limit.totals, more, memory_order_seq_cst);
-    return unpack_totals(before + more);
+    return unpack_levels(before + more);
 }
 
 /* Returns whether the pages that the arena holds have changed by more than a
@@ -209,35 +225,40 @@ static inline bool is_report_due(const struct arenas *arenas, const struct arena
     size_t batch = get_total(&arenas->limit.batch);
     size_t used = heap_used_pages(&arena->heap);
     size_t held = used + heap_dirty_pages(&arena->heap);
-    size_t reported = arena->reported_used + arena->reported_dirty;
-    return batch == 0 || size_max(held, reported) - size_min(held, reported) > batch ||
-           used > arena->reported_used + batch || reported == 0;
+    struct levels reported = unpack_levels(arena->reported);
+    size_t before = reported.used + reported.dirty;
+    return batch == 0 || size_max(held, before) - size_min(held, before) > batch ||
+           used > reported.used + batch || before == 0;
 }
 
-/* Leaves the totals as they are. The caller holds the heap's lock. */
-static inline void defer_report(struct arena *arena) {
-    atomic_store_explicit(&arena->free_pages, heap_dirty_pages(&arena->heap), memory_order_relaxed);
-    atomic_store_explicit(&arena->has_changed, true, memory_order_relaxed);
-}
-
-/* Makes the totals exact. The caller holds no heap's lock. */
-static inline void report_all(struct arenas *arenas) {
-    unsigned number = 0;
-    for (struct arena *arena; (arena = arena_next(arenas, &number)) != NULL;) {
-        if (atomic_load_explicit(&arena->has_changed, memory_order_relaxed)) {
+/* Makes the totals exact, and returns them (note_levels). Adapts the batch
+ * before, so that a thread that comes to a heap after its report sees the new
+ * one. The caller holds the purger's lock, and no heap's. */
+static inline struct levels report_all(struct arenas *arenas) {
+    calm_assert(lock_is_mine(&arenas->purger.lock));
+    bool several = !arena_is_alone(arenas);
+    struct levels totals;
+    do {
+        adapt_batch(arenas);
+        unsigned number = 0;
+        for (struct arena *arena; several && (arena = arena_next(arenas, &number)) != NULL;) {
             heap_lock(arena);
             report_levels(arenas, arena);
             heap_unlock(arena);
         }
-    }
-    note_levels(arenas, totals_now(arenas));
+        atomic_store_explicit(&arenas->limit.max_batch, get_total(&arenas->limit.batch),
+                              memory_order_relaxed);
+        totals = note_levels(arenas, totals_now(arenas));
+    } while (batch_is_stale(arenas, totals)); /* the peak has risen */
+    return totals;
 }
 
 /* Returns whether an arena that is short is to take from another one before it
  * grows: once as much is free as a purge leaves. Until then each gets memory of
  * its own. Otherwise they would take from each other for ever. */
 static inline bool takes_from_others(const struct arenas *arenas) {
-    return !arena_is_alone(arenas) && dirty_pages(arenas) >= limit_now(arenas).keep;
+    struct levels totals = sum_levels(arenas);
+    return !arena_is_alone(arenas) && totals.dirty >= limit_for(arenas, totals).keep;
 }
 
 /* Ends the back-off some time after the kernel refused a purge. Another purge
@@ -255,26 +276,25 @@ static inline bool may_purge(const struct arenas *arenas, size_t dirty) {
 }
 
 /* Returns whether dirty memory may exceed a limit, and a purge may be tried. */
-static inline bool is_dirty_over(const struct arenas *arenas, size_t dirty, size_t limit) {
+static inline bool is_over(const struct arenas *arenas, size_t dirty, size_t limit) {
     return dirty > size_minus(limit, report_error(arenas)) && may_purge(arenas, dirty);
-}
-
-static inline bool is_over(const struct arenas *arenas, size_t limit) {
-    return is_dirty_over(arenas, dirty_pages(arenas), limit);
 }
 
 /* In a program that uses less memory than this, prefaulted pages that the
  * program never uses would be a large part of its memory. */
 #define MIN_AHEAD_USED_BYTES ((size_t)16 << 20)
 
-/* Returns whether a huge-page region may be made. The program must use enough
- * memory, together with the `pages` that it requests. The region is free memory
- * that will be resident, and must stay well within the limit. */
-static inline bool allows_region(const struct arenas *arenas, size_t pages) {
-    size_t region = arenas->of[0].heap.runs.region_pages;
-    return region != 0 && setting_value(&arenas->settings.huge_pages) != 0 &&
+/* Returns whether a huge-page region may be made in the arena. The program must
+ * use enough memory, together with the `pages` that it requests. The region is
+ * free memory that will be resident, and must stay well within the limit. The
+ * caller holds the heap's lock: what the arena has not reported yet counts. */
+static inline bool allows_region(const struct arenas *arenas, const struct arena *arena, size_t pages) {
+    size_t region = arena->heap.runs.region_pages;
+    size_t dirty = dirty_pages(arenas) +
+                   size_minus(heap_dirty_pages(&arena->heap), unpack_levels(arena->reported).dirty);
+    return setting_value(&arenas->settings.huge_pages) != 0 &&
            (used_pages(arenas) + pages) * page_bytes(arenas) >= MIN_AHEAD_USED_BYTES &&
-           dirty_pages(arenas) + region <= max_prefaulted_pages(arenas) / 2;
+           dirty + region <= max_prefaulted_pages(arenas) / 2;
 }
 
 #endif

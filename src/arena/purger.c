@@ -119,7 +119,7 @@ static void read_ages(const struct arenas *arenas, int *ages, unsigned end) {
     for (unsigned i = 0; i < end; i++) {
         struct arena *arena = (struct arena *)&arenas->of[i];
         ages[i] = -1;
-        if (arena_is_ready(arenas, i) && get_total(&arena->free_pages) > 0) {
+        if (arena_is_ready(arenas, i) && arena_levels(arena).dirty > 0) {
             heap_lock(arena);
             ages[i] = heap_coldest_age(&arena->heap);
             heap_unlock(arena);
@@ -167,7 +167,7 @@ static void take_slice(struct arenas *arenas, size_t pages, enum purge_depth dep
     for (enum purge_depth next = PURGE_SLABS; next <= depth; next++) {
         unsigned number = 0;
         for (struct arena *arena; batch->pages < pages && (arena = arena_next(arenas, &number)) != NULL;) {
-            if (get_total(&arena->free_pages) > 0) {
+            if (arena_levels(arena).dirty > 0) {
                 take_dirty(arenas, arena, pages, next, 0, &age);
             }
         }
@@ -246,8 +246,7 @@ static void purge_metadata(struct arenas *arenas) {
 
 /* Returns by how much the dirty pages exceed a number of pages. */
 static size_t excess_over(struct arenas *arenas, size_t pages) {
-    report_all(arenas);
-    return size_minus(dirty_pages(arenas), pages);
+    return size_minus(report_all(arenas).dirty, pages);
 }
 
 /* Purges at most `budget` pages, in slices, while more than `keep` are free.
@@ -309,9 +308,9 @@ size_t purge_down(struct arenas *arenas, size_t keep, size_t tolerated, enum rea
 void purge_to_limit(struct arenas *arenas) {
     calm_assert(lock_is_mine(&arenas->purger.lock));
     for (bool purged = true; purged;) {
-        report_all(arenas);
-        struct limit limit = limit_now(arenas);
-        bool over = is_over(arenas, limit.max);
+        struct levels totals = report_all(arenas);
+        struct limit limit = limit_for(arenas, totals);
+        bool over = is_over(arenas, totals.dirty, limit.max);
         purged = over && purge_down(arenas, limit.keep, limit.max, REASON_LIMIT) > 0;
     }
 }

@@ -147,7 +147,7 @@ struct arena *arena_with(const struct arenas *arenas, const struct arena *arena,
     for (unsigned i = 1; i < end; i++) {
         unsigned number = (own + i) % end;
         struct arena *other = (struct arena *)&arenas->of[number];
-        bool has = get_total(&other->free_pages) >= pages ||
+        bool has = arena_levels(other).dirty >= pages ||
                    (size_class != 0 && heap_may_have(&other->heap, size_class));
         if (has && arena_is_ready(arenas, number)) {
             return other;

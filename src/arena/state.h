@@ -139,11 +139,11 @@ struct limit_terms {
  * What all arenas hold together, and the limit on what is free of it. The words
  * are atomic.
  *
- * Several arenas report their pages when a report is due (is_report_due). The
+ * Several arenas report their levels when a report is due (is_report_due). The
  * total of the pages held, in use or dirty, therefore differs from the truth by
  * at most `max_batch` for each arena. The pages in use count as many as were in
  * use at a report of each arena. So fewer may be in use, and as many more may be
- * dirty. All arenas report when an epoch begins, and before a purge. With one
+ * dirty: sum_levels says how many. report_all makes the totals exact. With one
  * arena, and where free memory has a limit of its own, `batch` is 0, and each
  * change is reported.
  */
@@ -152,16 +152,15 @@ struct limit_state {
     /* Whether a helper calls epoch_advance. `terms` change accordingly once
      * free memory is within the new limit. */
     _Atomic(bool) background_purge;
-    _Atomic(size_t) batch;
-    _Atomic(size_t) max_batch;        /* the largest in this epoch */
-    _Atomic(size_t) max_batch_before; /* the largest in the epoch before */
-    _Atomic(size_t) pages;            /* the limit, when it was published last */
+    _Atomic(size_t) batch;     /* set under the purger's lock */
+    _Atomic(size_t) max_batch; /* the largest since all arenas reported */
+    _Atomic(size_t) pages;     /* the limit, when it was published last */
     /* After the kernel refused a purge, no purge is tried until this many pages
      * are dirty, or until purger.retry_ns. 0: no back-off. */
     _Atomic(size_t) retry_above_pages;
     _Atomic(size_t) purging_pages; /* taken out of the heaps by a purge that is under way */
     /* These words are written at each report. */
-    _Alignas(64) _Atomic(uint64_t) totals; /* see struct totals */
+    _Alignas(64) _Atomic(uint64_t) totals; /* the sum of what the arenas reported */
     _Atomic(size_t) max_used;              /* the largest number of pages in use in this epoch */
     _Atomic(size_t) max_held;              /* the largest number of pages in use or dirty in this epoch */
 };
@@ -232,9 +231,8 @@ struct arena {
     uint64_t window_locks, window_contended; /* the values of both when the window began (arena_is_crowded) */
     _Atomic(uint64_t) checks;
     _Atomic(uint64_t) checks_by_others; /* by threads other than the first */
-    size_t reported_used, reported_dirty;
-    _Atomic(size_t) free_pages; /* dirty pages when a thread last left the heap */
-    _Atomic(bool) has_changed;  /* since the last report */
+    uint64_t reported;                  /* the levels at the last report */
+    _Atomic(uint64_t) levels;           /* when a thread last left the heap: struct levels in a word */
     size_t misuses_reported;
     uint32_t examined_span; /* the descriptor, and the page of its run, at which examine_clean continues */
     uint32_t examined_pages;
@@ -309,6 +307,30 @@ static inline void add_count(_Atomic(uint64_t) *counter, uint64_t more) {
 
 static inline size_t get_total(const _Atomic(size_t) *word) {
     return atomic_load_explicit(word, memory_order_relaxed);
+}
+
+/* Pages of one arena or of all. Both are in one word, the used pages in its high
+ * half, so that a thread adds to both, and reads both, at once. So of several
+ * threads that report concurrently, the last one sees what all have reported. A
+ * decrease of the low half borrows from the high half. Sums are right
+ * nevertheless, since no sum is negative. */
+struct levels {
+    size_t used, dirty;
+};
+
+#define LEVELS_SHIFT 32
+
+static inline uint64_t pack_levels(size_t used, size_t dirty) {
+    return ((uint64_t)used << LEVELS_SHIFT) + dirty;
+}
+
+static inline struct levels unpack_levels(uint64_t word) {
+    return (struct levels){word >> LEVELS_SHIFT, word & (((uint64_t)1 << LEVELS_SHIFT) - 1)};
+}
+
+/* Returns the levels of an arena when a thread last left its heap. */
+static inline struct levels arena_levels(const struct arena *arena) {
+    return unpack_levels(atomic_load_explicit(&arena->levels, memory_order_relaxed));
 }
 
 static inline bool arena_is_ready(const struct arenas *arenas, unsigned number) {

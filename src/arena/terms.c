@@ -73,12 +73,12 @@ void update_terms(struct arenas *arenas, enum reason reason) {
     struct retention_terms terms = new_terms(arenas);
     bool over = true;
     for (bool purged = true; over;) {
-        report_all(arenas);
+        struct levels totals = report_all(arenas);
         size_t max_used = get_total(&arenas->limit.max_used) << page_shift(arenas);
         terms.peak_bytes = size_max(terms.peak_bytes, max_used);
         terms.background_purge = atomic_load_explicit(&arenas->limit.background_purge, memory_order_relaxed);
-        struct limit limit = limit_by(arenas, &terms, totals_now(arenas));
-        over = purged && is_over(arenas, limit.max);
+        struct limit limit = limit_by(arenas, &terms, totals);
+        over = purged && is_over(arenas, totals.dirty, limit.max);
         if (!over) {
             calm_assert(terms.factor >= 0 && limit.keep <= limit.max, limit.keep, limit.max);
             set_terms(arenas, &terms);

@@ -372,7 +372,15 @@ bool space_init(struct space *space, size_t bytes, size_t bitmap_words) {
             first_page_of(&space->segment[0]) + (space->segment[0].region.reserved >> space->page_shift);
         vm_make_readable(space->class_of, page_end + 1);
     }
-    return reach_metadata(space, 1);
+    bool ready = reach_metadata(space, 1);
+    if (!ready) {
+        release_metadata(space);
+        if (segment_count(space) == 1) {
+            const struct address_range *region = &space->segment[0].region;
+            vm_release(region->base - GUARD_BYTES, region->reserved + 2 * GUARD_BYTES);
+        }
+    }
+    return ready;
 }
 
 /* The class of the last page of a part is never used, so the tables of two
@@ -406,6 +414,13 @@ bool space_reserve_parts(struct page_map *map, unsigned parts, size_t bytes) {
     return true;
 }
 
+void space_unreserve_parts(struct page_map *map) {
+    size_t bytes = map->quanta << SPACE_QUANTUM_SHIFT;
+    vm_release((char *)map->base - GUARD_BYTES, bytes + 2 * GUARD_BYTES); // NOLINT(performance-no-int-to-ptr)
+    vm_release((char *)map->first_classes - 1, (bytes >> map->page_shift) + 1);
+    *map = (struct page_map){0};
+}
+
 bool space_init_part(struct space *space, const struct page_map *map, unsigned part, size_t bitmap_words) {
     size_t bytes = (size_t)1 << map->part_shift;
     size_t pages = bytes >> map->page_shift;
@@ -418,7 +433,7 @@ bool space_init_part(struct space *space, const struct page_map *map, unsigned p
     size_t tables[] = {pages * entry_bytes[SPAN_TABLE], pages * entry_bytes[USER_TABLE]};
     if (!span_table_init(&space->spans, spans_for(pages), bitmap_words) ||
         !address_ranges_reserve(&space->page_tables[SPAN_TABLE], tables, PAGE_TABLES - SPAN_TABLE)) {
-        span_table_release(&space->spans);
+        release_metadata(space);
         return false;
     }
     space->page_tables[CLASS_TABLE] =
@@ -428,7 +443,12 @@ bool space_init_part(struct space *space, const struct page_map *map, unsigned p
     fill_slot(space, space->growing, (struct address_range){.base = base, .reserved = bytes - GUARD_BYTES},
               1);
     set_tables(space);
-    return reach_metadata(space, 1);
+    bool ready = reach_metadata(space, 1);
+    if (!ready) {
+        space->page_tables[CLASS_TABLE] = (struct address_range){0}; /* the map's */
+        release_metadata(space);
+    }
+    return ready;
 }
 
 void space_release_parts(struct page_map *map, unsigned from) {

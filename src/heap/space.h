@@ -120,6 +120,9 @@ bool space_init(struct space *space, size_t bytes, size_t bitmap_words);
  * that use them. */
 bool space_reserve_parts(struct page_map *map, unsigned parts, size_t bytes);
 
+/* Releases what space_reserve_parts reserved. No space uses a part. */
+void space_unreserve_parts(struct page_map *map);
+
 /* space_init for the space of one part. */
 bool space_init_part(struct space *space, const struct page_map *map, unsigned part, size_t bitmap_words);
 

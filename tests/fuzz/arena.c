@@ -70,7 +70,8 @@ static size_t used_in_all(void) {
 static void check_limit(void) {
     CHECK_EQUAL(misuses, misuses_expected);
     if (kernel_refusals() == 0) {
-        CHECK(!is_over(&arenas, limit_now(&arenas).max));
+        struct levels totals = totals_now(&arenas);
+        CHECK(!is_over(&arenas, totals.dirty, limit_for(&arenas, totals).max));
         CHECK(used_in_all() * page_size >= blocks_sum(slots, SLOTS));
     }
 }
@@ -307,7 +308,17 @@ static bool start(struct input *input) {
     arenas.settings.heaps = HEAPS_0 + (int)(detail >> 1 & 1) * MAX_FUZZED_ARENAS;
     cpu_caches_init(&caches, &classes, (struct rseq_offsets){0});
     cpu_caches_start(&caches, CACHE_OFF);
-    bool started = arena_init(&arenas, &classes, &caches, HEAP_SPACE_BYTES, (detail & 1) != 0, misused);
+    size_t mapped = kernel_mapped();
+    if ((detail & 128) != 0) {
+        kernel_refuse((uint32_t)input_number(input, 2));
+    }
+    bool with_depots = (detail & 1) != 0;
+    bool started = arena_init(&arenas, &classes, &caches, HEAP_SPACE_BYTES, with_depots, misused);
+    if (!started && kernel_refusals() > 0) { /* a start that failed leaves nothing, and may be tried again */
+        CHECK_EQUAL(kernel_mapped(), mapped);
+        kernel_refuse(0);
+        started = arena_init(&arenas, &classes, &caches, HEAP_SPACE_BYTES, with_depots, misused);
+    }
     arenas.settings.heaps = HEAPS_AUTO; /* from here on the CPU's number decides */
     return started;
 }

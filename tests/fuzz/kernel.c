@@ -71,6 +71,10 @@ void kernel_keep(bool keep) {
     keeps = keep;
 }
 
+size_t kernel_mapped(void) {
+    return mapped_count;
+}
+
 size_t kernel_refusals(void) {
     return refusals;
 }

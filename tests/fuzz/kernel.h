@@ -29,6 +29,9 @@ void kernel_leave(size_t bytes);
 /* Whether what is mapped from now on stays after kernel_reset: for state that outlives an input. */
 void kernel_keep(bool keep);
 
+/* Ranges that are mapped. */
+size_t kernel_mapped(void);
+
 /* Refusals since kernel_reset. */
 size_t kernel_refusals(void);
 

@@ -5,19 +5,23 @@
  * only become free, or are used again, reports nothing.
  *
  *   thread, under a heap's lock                       holder of the purger's lock
- *     used and free change                              purge to the limit:
- *     a report is due?                                    report of all heaps, each under its lock
- *       totals += change; peak = max(peak, used)            max_batch = batch
- *       is over? after unlock: lock the purger;           is over? for each heap: lock; take its free pages; report;
- *         purge to the limit                                unlock; and again from the start
- *                                                       change of the batch, or of what the limit depends on:
- *   is over:                                              set both; max_batch = max(max_batch, batch)
+ *     used and free change; it stores both              purge to the limit:
+ *     a report is due?                                    adapt the batch to the limit's form
+ *       totals += change                                  report of all heaps, each under its lock
+ *       peak = max(peak, used)                              max_batch = batch
+ *       is over, or the form is another one?              is over? for each heap: lock; take its free pages; report;
+ *         after unlock: lock the purger;                    unlock; and again from the start
+ *         purge to the limit                            change of the batch, or of the limit's form:
+ *   is over:                                              set it; max_batch = max(max_batch, batch)
  *     total_free > limit(total_used)                      purge to the limit
  *                    - max_batch * heaps
  *
+ * The total of the used pages counts what the heaps used at their last reports, not at one time. So before it raises
+ * the peak, a thread adds up what the heaps have stored, and counts no more pages as used than that.
+ *
  * The limit has one of two forms. With the first one, free pages may be as many as the peak exceeds the pages in use,
  * and a constant: only the pages held matter. With the second one, free pages may not exceed a constant. The batch is
- * then 0, and each change is reported.
+ * then 0, and each change is reported. An epoch changes the form, or a thread that raises the peak.
  *
  * The total of the pages held differs from the true sum by at most max_batch for each heap, and by the changes of
  * threads that have not decided yet whether to report: one change for each heap at most. max_batch is the largest batch
@@ -36,13 +40,15 @@
  * takes them.
  *
  * @claim bounded safety: at rest, free pages do not exceed the limit; the totals are as exact as stated above, and
- *   never negative; a report of all heaps makes them exact
+ *   never negative; a report of all heaps makes them exact; the peak is of one time
  * @mutation ADD_BY_STORE bounded assertion: a total is loaded and stored, instead of an atomic addition
  * @mutation REPORTED_AFTER_UNLOCK bounded assertion: a change is reported after the release of the heap's lock
  * @mutation REPORT_FORGOTTEN bounded assertion: a heap does not note what it has reported
  * @mutation ONLY_USED bounded assertion: a heap reports only if its used pages have grown by more than a batch
  * @mutation FORM_LAGS bounded assertion: the batch stays as it is, although free pages may not exceed a constant
  * @mutation FORM_UNCHECKED bounded assertion: no check follows another form of the limit
+ * @mutation FORM_UNSEEN bounded assertion: a thread that raises the peak does not see that the form is another one
+ * @mutation PEAK_OF_REPORTS bounded assertion: the peak is raised to the total of the reports
  * @mutation START_UNREPORTED bounded assertion: a heap that has not reported yet reports like any other
  * @mutation COUNTED_ELSEWHERE bounded assertion: freed pages are counted at a heap other than their own
  * @mutation CHECK_EARLY bounded assertion: a thread loads the totals before it adds to them
@@ -73,6 +79,7 @@ bool lock[HEAPS], purger_lock;
 short used[HEAPS], free[HEAPS];
 short reported_used[HEAPS], reported_free[HEAPS];
 /* Atomic. */
+short stored_used[HEAPS];
 short total_used, total_free, peak;
 byte batch, max_batch;
 byte heaps = 1;
@@ -80,13 +87,14 @@ bool is_constant; /* the limit's form */
 
 /* What only the claims look at: the true sums, the size of the changes that are under way, and the threads in the
    allocator. */
-short true_used, true_free;
+short true_used, true_free, true_peak;
 byte in_flight, inside, finished;
 
 /* At least the largest allowance, as MIN_LIMIT_PAGES and the batch ensure. */
 #define ROOM (2 * LARGE * HEAPS)
 #define LIMIT(used) (is_constant -> ROOM : MAX(peak, used) + ROOM - (used))
 
+#define MIN(a, b) ((a) < (b) -> (a) : (b))
 #define MAX(a, b) ((a) > (b) -> (a) : (b))
 #define DIFFERENCE(a, b) ((a) > (b) -> (a) - (b) : (b) - (a))
 #define ERROR (heaps * MAX(batch, max_batch) + in_flight)
@@ -95,6 +103,9 @@ inline check_error() {
     assert(DIFFERENCE(total_used + total_free, true_used + true_free) <= ERROR && true_used <= total_used + ERROR);
     assert(total_used >= 0 && total_free >= 0)
 }
+
+/* What a thread that holds a heap's lock has not stored yet. */
+#define FALL(h) (MAX(stored_used[h], used[h]) - used[h])
 
 /* A thread leaves the allocator. */
 inline come_to_rest() {
@@ -115,6 +126,27 @@ inline load_totals() {
     seen_free = total_free
 }
 
+/* The result is in seen_used and seen_free. */
+inline raise_peak() {
+    atomic {
+        if
+        :: seen_used > peak ->
+#ifndef PEAK_OF_REPORTS
+            seen_free = seen_free + seen_used;
+            seen_used = MIN(seen_used, stored_used[0] + stored_used[1]);
+            seen_free = seen_free - seen_used;
+#endif
+            assert(seen_used <= true_peak + FALL(0) + FALL(1));
+            if
+            :: seen_used > peak -> peak = seen_used
+            :: seen_used > peak && !is_constant -> peak = seen_used; is_constant = true
+            :: seen_used <= peak
+            fi
+        :: else -> skip
+        fi
+    }
+}
+
 inline check_limit() {
     atomic {
         is_over = seen_free > LIMIT(seen_used) - ALLOWANCE;
@@ -123,7 +155,12 @@ inline check_limit() {
     }
 }
 
+inline store(h) {
+    stored_used[h] = used[h]
+}
+
 inline add(h) {
+    store(h);
     total_used = total_used + used[h] - reported_used[h];
     total_free = total_free + free[h] - reported_free[h];
 #ifndef REPORT_FORGOTTEN
@@ -144,16 +181,16 @@ inline report(h) {
         total_free = seen_free + free[h] - reported_free[h];
         reported_used[h] = used[h];
         reported_free[h] = free[h];
+        store(h);
         load_totals()
     }
 #elif defined REPORTED_AFTER_UNLOCK || defined REPORTS_UNLOCKED
     /* Another thread may work on the heap. */
     atomic { total_used = total_used + used[h] - reported_used[h]; total_free = total_free + free[h] - reported_free[h] }
-    atomic { reported_used[h] = used[h]; reported_free[h] = free[h]; load_totals() }
+    atomic { reported_used[h] = used[h]; reported_free[h] = free[h]; store(h); load_totals() }
 #else
     atomic { add(h); check_error() }
 #endif
-    atomic { peak = MAX(peak, total_used) }
 }
 
 #ifdef ONLY_USED
@@ -174,6 +211,7 @@ inline begin_change(h, used_by, free_by) {
     used[h] = used[h] + used_by;
     free[h] = free[h] + size;
     true_used = true_used + used_by;
+    true_peak = MAX(true_peak, true_used);
     true_free = true_free + size;
     size = MAX(DIFFERENCE(used_by, 0), DIFFERENCE(size, 0));
     in_flight = in_flight + size;
@@ -194,14 +232,18 @@ inline report_if_due(h) {
         atomic { load_totals() }
 #endif
         report(h);
+        raise_peak();
 #ifdef BATCH_UNLOCKED
         if
         :: atomic { batch > 0 -> batch = SMALL + LARGE - batch; max_batch = MAX(batch, max_batch) }
         :: true
         fi;
 #endif
-        check_limit()
-    :: else -> skip
+        check_limit();
+#ifndef FORM_UNSEEN
+        atomic { is_over = is_over || (batch > 0 && is_constant) }
+#endif
+    :: else -> atomic { store(h) }
     fi
 }
 
@@ -226,22 +268,37 @@ inline report_locked(h) {
 
 /* The caller holds the purger's lock. */
 inline report_all() {
-    largest = batch;
-    report_locked(0);
-    if
-    :: heaps == HEAPS -> report_locked(1)
-    :: heaps < HEAPS -> skip
-    fi;
-#ifdef BATCH_UNLOCKED
-    largest = MAX(batch, largest);
+    do
+    ::
+#ifdef FORM_LAGS
+        largest = batch;
+#else
+        atomic { batch = (is_constant -> 0 : batch); largest = batch }
 #endif
-    atomic { max_batch = largest; largest = 0 }
+        report_locked(0);
+        if
+        :: heaps == HEAPS -> report_locked(1)
+        :: heaps < HEAPS -> skip
+        fi;
+#ifdef BATCH_UNLOCKED
+        largest = MAX(batch, largest);
+#endif
+        atomic { max_batch = largest; largest = 0; load_totals() }
+        raise_peak();
+#ifndef FORM_LAGS
+        if
+        :: is_constant && batch > 0 -> skip /* the peak has risen */
+        :: !is_constant || batch == 0 -> break
+        fi
+#else
+        break
+#endif
+    od
 }
 
 inline purge_to_limit() {
     do
     :: report_all();
-        atomic { load_totals() }
         check_limit();
         if
         :: is_over -> purge(0); purge(1)
@@ -329,9 +386,6 @@ proctype epoch() {
 #endif
     :: atomic { is_constant -> is_constant = false; batch = LARGE; max_batch = LARGE }
     :: !is_constant -> is_constant = true;
-#ifndef FORM_LAGS
-        batch = 0;
-#endif
 #ifdef FORM_UNCHECKED
         goto checked
 #endif
@@ -339,6 +393,7 @@ proctype epoch() {
     fi;
 #ifdef REPORTS_UNCHECKED
     report_all();
+    atomic { seen_used = 0; seen_free = 0 }
 #else
     purge_to_limit();
 #endif
@@ -372,6 +427,8 @@ init {
         total_free = reported_free[0];
         true_used = used[0];
         true_free = free[0];
+        stored_used[0] = used[0];
+        true_peak = PEAK;
         run thread(2);
         run thread(1);
         run epoch()

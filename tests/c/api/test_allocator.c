@@ -334,7 +334,7 @@ static size_t excess_now(void) {
     lock_acquire(&calm_arenas.of[0].lock);
     size_t dirty =
         (heap_dirty_pages(&arenas->of[0].heap) + arenas->of[0].heap.purging_pages) * vm_page_size();
-    size_t limit = limit_now(arenas).max * page_bytes(arenas);
+    size_t limit = limit_for(arenas, totals_now(arenas)).max * page_bytes(arenas);
     lock_release(&calm_arenas.of[0].lock);
     lock_release(&calm_arenas.purger.lock);
     return dirty > limit ? dirty - limit : 0;

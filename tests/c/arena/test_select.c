@@ -110,14 +110,20 @@ static size_t distance(size_t a, size_t b) {
     return a > b ? a - b : b - a;
 }
 
+static void report(void) {
+    purger_enter(&arenas);
+    report_all(&arenas);
+    purger_leave(&arenas);
+}
+
 static void check_totals(void) {
-    size_t error = max_batch(&arenas) * arenas.started;
+    size_t error = report_error(&arenas);
     size_t used = sum_of(heap_used_pages);
     size_t dirty = sum_of(heap_dirty_pages);
     CHECK(distance(used_pages(&arenas) + dirty_pages(&arenas), used + dirty) <= error);
     CHECK(used <= used_pages(&arenas) + error);
     struct retention_terms terms = terms_now(&arenas);
-    CHECK(dirty <= limit_by(&arenas, &terms, (struct totals){used, dirty}).max);
+    CHECK(dirty <= limit_by(&arenas, &terms, (struct levels){used, dirty}).max);
 }
 
 static void test_each_cpu_has_its_own(void) {
@@ -276,7 +282,7 @@ static void test_memory_of_others(void) {
     arena_put_large(&arenas, large);
     size_t dirty = sum_of(heap_dirty_pages);
     CHECK(dirty >= ((size_t)8 << 20) / page_size);
-    size_t room = limit_now(&arenas).max - dirty;
+    size_t room = limit_for(&arenas, totals_now(&arenas)).max - dirty;
     size_t grown = 0;
     for (; !takes_from_others(&arenas); grown += 8) {
         CHECK_EQUAL(number_of(take_large(1, 8 * page_size)), 1);
@@ -299,7 +305,7 @@ static void check_reports(bool lags) {
     terms_start_background(&arenas);
     arenas.limit.terms.available_bytes = lags ? SIZE_MAX : 1 << 20;
     char *blocks[] = {take_large(0, 1 << 20), take_large(1, 1 << 20)};
-    publish_limit(&arenas);
+    report();
     CHECK_EQUAL(arenas.limit.batch > 0, lags);
     uint64_t totals = arenas.limit.totals;
     arena_put_large(&arenas, blocks[0]);
@@ -307,7 +313,7 @@ static void check_reports(bool lags) {
     CHECK_EQUAL(number_of(take_large(0, 1 << 20)), 0);
     check_totals();
     arena_put_large(&arenas, blocks[1]);
-    report_all(&arenas);
+    report();
     CHECK_EQUAL(dirty_pages(&arenas), sum_of(heap_dirty_pages));
     check_totals();
 }
@@ -318,6 +324,55 @@ static void test_lagging_reports(void) {
 
 static void test_exact_reports(void) {
     check_reports(false);
+}
+
+/* Two arenas use memory one after the other. One that does not report what becomes free does not raise the
+ * peak of both. */
+static void test_peak_of_one_time(void) {
+    start(ARENAS);
+    terms_start_background(&arenas);
+    char *block = take_large(0, 8 << 20);
+    take_large(1, 1 << 20);
+    report();
+    CHECK(arenas.limit.batch > 0);
+    arena_put_large(&arenas, block);
+    CHECK_EQUAL(number_of(take_large(1, 9 << 20)), 1);
+    CHECK_EQUAL(arenas.limit.max_used, ((size_t)10 << 20) / page_size);
+    CHECK_EQUAL(arenas.limit.terms.peak_bytes, 10 << 20);
+    check_totals();
+}
+
+/* Within an epoch, the memory that is available comes to limit what is free. Each change is reported from
+ * then on. */
+static void test_another_form(void) {
+    start(ARENAS);
+    terms_start_background(&arenas);
+    arenas.limit.terms.available_bytes = 60 << 20;
+    char *blocks[] = {take_large(0, 1 << 20), take_large(1, 1 << 20)};
+    report();
+    CHECK(arenas.limit.batch > 0);
+    arena_put_large(&arenas, blocks[0]);
+    blocks[0] = take_large(1, 32 << 20);
+    CHECK_EQUAL(arenas.limit.batch, 0);
+    CHECK_EQUAL(dirty_pages(&arenas), sum_of(heap_dirty_pages));
+    for (unsigned i = 0; i < 2; i++) {
+        arena_put_large(&arenas, blocks[i]);
+        CHECK_EQUAL(dirty_pages(&arenas), sum_of(heap_dirty_pages));
+        check_totals();
+    }
+}
+
+/* Without a background purge each change is reported, too. */
+static void test_the_background_ends(void) {
+    start(ARENAS);
+    terms_start_background(&arenas);
+    char *blocks[] = {take_large(0, 1 << 20), take_large(1, 1 << 20)};
+    report();
+    arena_put_large(&arenas, blocks[0]);
+    CHECK(dirty_pages(&arenas) < sum_of(heap_dirty_pages));
+    terms_stop_background(&arenas);
+    CHECK_EQUAL(arenas.limit.batch, 0);
+    CHECK_EQUAL(dirty_pages(&arenas), sum_of(heap_dirty_pages));
 }
 
 static void test_growth(void) {
@@ -381,7 +436,7 @@ static void test_totals(void) {
         check_totals();
     }
     walk_all();
-    report_all(&arenas);
+    report();
     CHECK_EQUAL(used_pages(&arenas), sum_of(heap_used_pages));
     CHECK_EQUAL(dirty_pages(&arenas), sum_of(heap_dirty_pages));
     for (size_t at = 0; at < SLOTS; at++) {
@@ -505,6 +560,9 @@ int main(void) {
     in_child(test_memory_of_others);
     in_child(test_lagging_reports);
     in_child(test_exact_reports);
+    in_child(test_peak_of_one_time);
+    in_child(test_another_form);
+    in_child(test_the_background_ends);
     in_child(test_growth);
     in_child(test_most);
     in_child(test_totals);
