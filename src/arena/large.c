@@ -125,7 +125,9 @@ static bool is_short(const struct arenas *arenas, const struct arena *arena, str
     if (request->when_short == SHORT_GROWS || choice == RUN_FOR_SPARSE || has_dirty(arena, request)) {
         return false;
     }
-    request->other = takes_from_others(arenas) ? arena_with(arenas, arena, request->pages, 0) : NULL;
+    request->other = takes_from_others(arenas, arena, request->pages)
+                         ? arena_with(arenas, arena, request->pages, 0)
+                         : NULL;
     return request->other != NULL;
 }
 

@@ -21,6 +21,10 @@
  * limit leaves room for, or by a page for each arena. */
 #define BATCH_DIVISOR 16
 
+/* With several arenas, each may hold this much before it takes from others. Memory
+ * of its own spares a thread the locks of other arenas. */
+#define OWN_BYTES ((size_t)1 << 20)
+
 /* In pages. If more than `max` are free, a purge leaves `keep`. */
 struct limit {
     size_t max, keep;
@@ -179,12 +183,14 @@ static inline size_t report_error(const struct arenas *arenas) {
 }
 
 /* Raises the maxima of this epoch to the totals. Returns the totals, of which no
- * more counts as used than is in use at once: reports of other arenas may be of
- * other times. */
+ * more counts as used than is in use at once, and OWN_BYTES for each arena:
+ * reports of other arenas may be of other times. */
 static inline struct levels note_levels(struct arenas *arenas, struct levels totals) {
     size_t held = totals.used + totals.dirty;
-    if (totals.used > get_total(&arenas->limit.max_used) && !arena_is_alone(arenas)) {
-        totals.used = size_min(totals.used, sum_levels(arenas).used);
+    size_t own =
+        atomic_load_explicit(&arenas->started, memory_order_relaxed) * OWN_BYTES >> page_shift(arenas);
+    if (totals.used > size_max(get_total(&arenas->limit.max_used), own) && !arena_is_alone(arenas)) {
+        totals.used = size_min(totals.used, sum_levels(arenas).used + own);
         totals.dirty = held - totals.used;
     }
     raise_total(&arenas->limit.max_used, totals.used);
@@ -254,11 +260,17 @@ static inline struct levels report_all(struct arenas *arenas) {
 }
 
 /* Returns whether an arena that is short is to take from another one before it
- * grows: once as much is free as a purge leaves. Until then each gets memory of
- * its own. Otherwise they would take from each other for ever. */
-static inline bool takes_from_others(const struct arenas *arenas) {
+ * grows by this number of pages: once as much is free as a purge leaves. Until
+ * then each gets memory of its own. Otherwise they would take from each other for
+ * ever. It grows by a batch in any case, and so rarely reads the others' words.
+ * The caller holds the heap's lock. */
+static inline bool takes_from_others(const struct arenas *arenas, const struct arena *arena, size_t pages) {
+    size_t held = heap_used_pages(&arena->heap) + heap_dirty_pages(&arena->heap);
+    if (arena_is_alone(arenas) || (held + pages) * page_bytes(arenas) <= OWN_BYTES) {
+        return false;
+    }
     struct levels totals = sum_levels(arenas);
-    return !arena_is_alone(arenas) && totals.dirty >= limit_for(arenas, totals).keep;
+    return totals.dirty >= limit_for(arenas, totals).keep;
 }
 
 /* Ends the back-off some time after the kernel refused a purge. Another purge
