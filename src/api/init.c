@@ -178,7 +178,8 @@ static bool start(void) {
     calm_memory_bytes = memory_total_bytes();
     settings_read();
     size_classes_fill(&calm_all_classes, vm_page_size());
-    bool have_caches = cpu_caches_init(&calm_caches, &calm_all_classes, place);
+    /* An earlier start may have failed after this. */
+    bool have_caches = calm_caches.states != NULL || cpu_caches_init(&calm_caches, &calm_all_classes, place);
 
     enum cache_mode mode = choose_cache_mode(place, have_caches);
     if (!arena_init(&calm_arenas, &calm_all_classes, &calm_caches, HEAP_SPACE_BYTES, mode != CACHE_OFF,

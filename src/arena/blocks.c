@@ -104,8 +104,9 @@ static size_t take_from_other(struct arenas *arenas, struct arena *other, uint32
 static size_t take_from_heaps(struct arenas *arenas, uint32_t size_class, void **blocks, size_t count) {
     struct arena *arena = arena_own(arenas);
     heap_lock(arena);
-    size_t pages = arena->heap.classes->of[size_class].slab_pages;
-    if (!heap_has_blocks(&arena->heap, size_class) && takes_from_others(arenas, arena, pages)) {
+    if (!heap_has_blocks(&arena->heap, size_class) &&
+        takes_from_others(arenas, arena, arena->heap.classes->of[size_class].slab_pages)) {
+        size_t pages = arena->heap.classes->of[size_class].slab_pages;
         struct arena *other = arena_with(arenas, arena, pages, size_class);
         if (other != NULL) {
             heap_unlock(arena);

@@ -79,8 +79,9 @@ static uint64_t count_checks(const struct arenas *arenas) {
     return checks;
 }
 
-/* Begins an epoch of each arena. Returns the pages that have faulted so far. */
-static size_t begin_epoch(struct arenas *arenas) {
+/* Begins an epoch of each arena. Returns the pages that have faulted so far, and
+ * stores the totals. */
+static size_t begin_epoch(struct arenas *arenas, struct levels *totals) {
     size_t faulted = 0;
     unsigned number = 0;
     for (struct arena *arena; (arena = arena_next(arenas, &number)) != NULL;) {
@@ -89,7 +90,7 @@ static size_t begin_epoch(struct arenas *arenas) {
         arena->heap.runs.now++;
         heap_unlock(arena);
     }
-    report_all(arenas);
+    *totals = report_all(arenas);
     return faulted;
 }
 
@@ -97,10 +98,11 @@ static size_t begin_epoch(struct arenas *arenas) {
  * purger's lock. */
 static struct demand_epoch read_epoch(struct arenas *arenas, double ns) {
     end_backoff(arenas);
-    size_t faulted = begin_epoch(arenas);
+    struct levels totals;
+    size_t faulted = begin_epoch(arenas, &totals);
     calm_assert(faulted >= arenas->epoch.faulted_pages, faulted, arenas->epoch.faulted_pages);
-    size_t used = used_pages(arenas);
-    size_t dirty = dirty_pages(arenas);
+    size_t used = totals.used;
+    size_t dirty = totals.dirty;
     struct demand_epoch epoch = {
         .ns = ns,
         .max_used = size_max(get_total(&arenas->limit.max_used), used),
@@ -189,7 +191,7 @@ static void purge_unused(struct arenas *arenas) {
     struct levels totals = report_all(arenas);
     size_t dirty = totals.dirty;
     size_t keep = given_up ? 0 : size_minus(worth, totals.used);
-    size_t tolerated = given_up ? 0 : max_prefaulted_pages(arenas);
+    size_t tolerated = given_up ? 0 : max_prefaulted_pages(arenas, totals);
     bool may = may_purge(arenas, dirty);
     if (may && dirty >= keep + (given_up ? 1 : MIN_UNUSED_PAGES)) {
         purge_down(arenas, keep, tolerated, REASON_TIME);

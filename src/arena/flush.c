@@ -36,7 +36,8 @@ static void put_and_purge(void *context, void *const *blocks, size_t count) {
     for (size_t done = 0; done < count; done += MAX_MAGAZINE_BLOCKS) {
         flush_blocks(arenas, blocks + done, size_min(count - done, MAX_MAGAZINE_BLOCKS));
     }
-    if (is_over(arenas, dirty_pages(arenas), limit_for(arenas, totals_now(arenas)).max)) {
+    struct levels totals = totals_now(arenas);
+    if (is_over(arenas, totals.dirty, limit_for(arenas, totals).max)) {
         purge_to_limit(arenas);
     }
 }

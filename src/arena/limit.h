@@ -25,6 +25,10 @@
  * of its own spares a thread the locks of other arenas. */
 #define OWN_BYTES ((size_t)1 << 20)
 
+/* The peak of several arenas may be too high by this part, and by OWN_BYTES for
+ * each at most. */
+#define PEAK_SLACK_DIVISOR 4
+
 /* In pages. If more than `max` are free, a purge leaves `keep`. */
 struct limit {
     size_t max, keep;
@@ -102,9 +106,8 @@ static inline struct limit limit_if_background(const struct arenas *arenas, stru
 }
 
 /* Returns the limit on free and prefaulted pages together. */
-static inline size_t max_prefaulted_pages(const struct arenas *arenas) {
+static inline size_t max_prefaulted_pages(const struct arenas *arenas, struct levels totals) {
     struct retention_terms terms = terms_now(arenas);
-    struct levels totals = totals_now(arenas);
     size_t used = totals.used << page_shift(arenas);
     return retention_prefault_bytes(&terms, used, free_bytes(arenas, totals)) >> page_shift(arenas);
 }
@@ -121,20 +124,20 @@ static inline void raise_total(_Atomic(size_t) *word, size_t value) {
 static inline bool reports_may_lag(const struct arenas *arenas, struct levels totals) {
     struct retention_terms terms = terms_now(arenas);
     size_t held = (totals.used << page_shift(arenas)) + free_bytes(arenas, totals);
-    return !arena_is_alone(arenas) && retention_limits_held(&terms, held);
+    return retention_limits_held(&terms, held);
 }
 
 /* Returns the batch, or 0 if each change has to be reported. */
 static inline size_t batch_now(const struct arenas *arenas) {
-    struct levels totals = totals_now(arenas);
-    struct limit limit = limit_for(arenas, totals);
-    size_t room = size_minus(limit.max, limit.keep);
     size_t started = atomic_load_explicit(&arenas->started, memory_order_relaxed);
-    /* A purge ends below the limit by more than the totals may be wrong. */
-    if (started <= 1 || room / 2 < started || !reports_may_lag(arenas, totals)) {
+    struct levels totals = totals_now(arenas);
+    if (started <= 1 || !reports_may_lag(arenas, totals)) {
         return 0;
     }
-    return size_max(room / BATCH_DIVISOR / started, 1);
+    struct limit limit = limit_for(arenas, totals);
+    size_t room = size_minus(limit.max, limit.keep);
+    /* A purge ends below the limit by more than the totals may be wrong. */
+    return room / 2 < started ? 0 : size_max(room / BATCH_DIVISOR / started, 1);
 }
 
 /* Returns whether the reports lag although they may not. */
@@ -182,15 +185,22 @@ static inline size_t report_error(const struct arenas *arenas) {
     return get_total(&arenas->limit.max_batch) * atomic_load_explicit(&arenas->started, memory_order_relaxed);
 }
 
-/* Raises the maxima of this epoch to the totals. Returns the totals, of which no
- * more counts as used than is in use at once, and OWN_BYTES for each arena:
- * reports of other arenas may be of other times. */
+/* Returns how many pages may count as used that are in use at another time than
+ * the rest. Each arena keeps some for itself, as free memory of several arenas is
+ * more divided than that of one. */
+static inline size_t peak_slack(const struct arenas *arenas, size_t used) {
+    size_t started = atomic_load_explicit(&arenas->started, memory_order_relaxed);
+    return size_min(started * OWN_BYTES >> page_shift(arenas), used / PEAK_SLACK_DIVISOR);
+}
+
+/* Raises the maxima of this epoch to the totals. Returns the totals. If they
+ * would raise the maximum, only peak_slack more counts as used than is in use at
+ * once, since reports of other arenas may be of other times. */
 static inline struct levels note_levels(struct arenas *arenas, struct levels totals) {
     size_t held = totals.used + totals.dirty;
-    size_t own =
-        atomic_load_explicit(&arenas->started, memory_order_relaxed) * OWN_BYTES >> page_shift(arenas);
-    if (totals.used > size_max(get_total(&arenas->limit.max_used), own) && !arena_is_alone(arenas)) {
-        totals.used = size_min(totals.used, sum_levels(arenas).used + own);
+    if (!arena_is_alone(arenas) && totals.used > get_total(&arenas->limit.max_used)) {
+        size_t used = sum_levels(arenas).used;
+        totals.used = size_min(totals.used, used + peak_slack(arenas, used));
         totals.dirty = held - totals.used;
     }
     raise_total(&arenas->limit.max_used, totals.used);
@@ -242,10 +252,10 @@ static inline bool is_report_due(const struct arenas *arenas, const struct arena
  * one. The caller holds the purger's lock, and no heap's. */
 static inline struct levels report_all(struct arenas *arenas) {
     calm_assert(lock_is_mine(&arenas->purger.lock));
-    bool several = !arena_is_alone(arenas);
     struct levels totals;
     do {
         adapt_batch(arenas);
+        bool several = !arena_is_alone(arenas);
         unsigned number = 0;
         for (struct arena *arena; several && (arena = arena_next(arenas, &number)) != NULL;) {
             heap_lock(arena);
@@ -262,8 +272,7 @@ static inline struct levels report_all(struct arenas *arenas) {
 /* Returns whether an arena that is short is to take from another one before it
  * grows by this number of pages: once as much is free as a purge leaves. Until
  * then each gets memory of its own. Otherwise they would take from each other for
- * ever. It grows by a batch in any case, and so rarely reads the others' words.
- * The caller holds the heap's lock. */
+ * ever. The caller holds the heap's lock. */
 static inline bool takes_from_others(const struct arenas *arenas, const struct arena *arena, size_t pages) {
     size_t held = heap_used_pages(&arena->heap) + heap_dirty_pages(&arena->heap);
     if (arena_is_alone(arenas) || (held + pages) * page_bytes(arenas) <= OWN_BYTES) {
@@ -296,17 +305,14 @@ static inline bool is_over(const struct arenas *arenas, size_t dirty, size_t lim
  * program never uses would be a large part of its memory. */
 #define MIN_AHEAD_USED_BYTES ((size_t)16 << 20)
 
-/* Returns whether a huge-page region may be made in the arena. The program must
- * use enough memory, together with the `pages` that it requests. The region is
- * free memory that will be resident, and must stay well within the limit. The
- * caller holds the heap's lock: what the arena has not reported yet counts. */
+/* Returns whether a huge-page region may be made. The program must use enough
+ * memory, together with the `pages` that it requests. The region is free memory
+ * that will be resident, and must stay well within the limit. */
 static inline bool allows_region(const struct arenas *arenas, const struct arena *arena, size_t pages) {
-    size_t region = arena->heap.runs.region_pages;
-    size_t dirty = dirty_pages(arenas) +
-                   size_minus(heap_dirty_pages(&arena->heap), unpack_levels(arena->reported).dirty);
+    struct levels totals = sum_levels(arenas);
     return setting_value(&arenas->settings.huge_pages) != 0 &&
-           (used_pages(arenas) + pages) * page_bytes(arenas) >= MIN_AHEAD_USED_BYTES &&
-           dirty + region <= max_prefaulted_pages(arenas) / 2;
+           (totals.used + pages) * page_bytes(arenas) >= MIN_AHEAD_USED_BYTES &&
+           totals.dirty + arena->heap.runs.region_pages <= max_prefaulted_pages(arenas, totals) / 2;
 }
 
 #endif

@@ -161,8 +161,8 @@ struct limit_state {
     _Atomic(size_t) purging_pages; /* taken out of the heaps by a purge that is under way */
     /* These words are written at each report. */
     _Alignas(64) _Atomic(uint64_t) totals; /* the sum of what the arenas reported */
-    _Atomic(size_t) max_used;              /* the largest number of pages in use in this epoch */
-    _Atomic(size_t) max_held;              /* the largest number of pages in use or dirty in this epoch */
+    _Atomic(size_t) max_used; /* the largest number of pages in use in this epoch (note_levels) */
+    _Atomic(size_t) max_held; /* the largest number of pages in use or dirty in this epoch */
 };
 
 /* Under its own lock, which a thread holds while it purges or ends an epoch. */

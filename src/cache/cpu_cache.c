@@ -70,10 +70,15 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
     /* The fast path also reads caches that were never opened. */
     vm_make_readable(caches->base, bytes);
     caches->states = vm_map(caches->count * sizeof *caches->states);
+    if (caches->states == NULL) {
+        vm_release(caches->base, bytes);
+        caches->base = NULL;
+        return false;
+    }
     for (unsigned number = 0; number < usable(caches); number++) {
         lock_set_rank(&caches->states[number].lock, LOCK_CPU_CACHE);
     }
-    return caches->states != NULL;
+    return true;
 }
 
 void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode) {
