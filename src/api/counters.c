@@ -79,7 +79,7 @@ void counters_fill(struct calm_stats *stats) {
     stats->footprint = stats->in_use + stats->dirty;
     struct retention_terms terms = terms_now(arenas);
     stats->dirty_limit = limit_by(arenas, &terms, totals).max * page;
-    stats->metadata += heap_profile_bytes();
+    stats->metadata += sizeof *arenas->work + heap_profile_bytes();
     arena_cached(arenas, &stats->cached);
     stats->cached_limit = arena_max_cached(arenas);
     subtract_parents(stats);

@@ -54,21 +54,24 @@ static bool start_first(struct arenas *arenas, const struct size_classes *classe
     unsigned forced = heaps > HEAPS_0 ? (unsigned)(heaps - HEAPS_0) : 0;
     unsigned parts = forced > 0 ? arena_power_above(forced) : arena_max_for((double)cpus);
     bool several = parts > 1 && space_reserve_parts(&arenas->map, parts, address_space);
-    size_t bytes = (several ? parts + 1 : 1) * sizeof *arenas->of;
-    struct arena *first = vm_map(bytes);
+    size_t offset = vm_round_up(sizeof *arenas->work);
+    size_t bytes = offset + (several ? parts + 1 : 1) * sizeof *arenas->of;
+    char *base = vm_map(bytes);
+    struct arena *first = base == NULL ? NULL : (struct arena *)(void *)(base + offset);
     bool started = first != NULL && (several ? heap_init_part(&first->heap, classes, &arenas->map, 0)
                                              : heap_init(&first->heap, classes, address_space));
     if (!started) { /* the next call starts anew */
         if (several) {
             space_unreserve_parts(&arenas->map);
         }
-        if (first != NULL) {
-            vm_release(first, bytes);
+        if (base != NULL) {
+            vm_release(base, bytes);
         }
         return false;
     }
     arena_prepare(first);
     arenas->of = first;
+    arenas->work = (struct workspace *)(void *)base;
     if (!several) {
         map_alone(arenas);
     }
@@ -210,8 +213,8 @@ void arena_shrink_for_fork(struct arenas *arenas) {
     bool over = is_over(arenas, totals.dirty, limit.max);
     /* Keeping the memory for the break-even time costs as much as this purge.
      * Forks therefore purge at most once in that time. */
-    size_t pause = (size_t)(arenas->epoch.demand.break_even_s * 1e9 / (double)DEMAND_EPOCH_NS);
-    size_t epoch = 1 + arenas->epoch.demand.epochs;
+    size_t pause = (size_t)(arenas->work->demand.break_even_s * 1e9 / (double)DEMAND_EPOCH_NS);
+    size_t epoch = 1 + arenas->work->demand.epochs;
     if (over && (arenas->purger.fork_epoch == 0 || epoch > arenas->purger.fork_epoch + pause)) {
         arenas->purger.fork_epoch = epoch;
         purge_down(arenas, limit.keep, limit.max, REASON_LIMIT);
@@ -288,7 +291,7 @@ void arena_start_child(struct arenas *arenas) {
     /* The parent's demand says little about the child's. A write to a free page
      * that the child shares with its parent costs as much as a write to a
      * purged page. */
-    demand_forget(&arenas->epoch.demand);
+    demand_forget(&arenas->work->demand);
     arenas->epoch.outlook =
         (struct outlook){.memory_per_cpu_bytes = arenas->epoch.outlook.memory_per_cpu_bytes};
     atomic_store_explicit(&arenas->limit.max_used, used_pages(arenas), memory_order_relaxed);

@@ -141,7 +141,7 @@ static struct demand_epoch read_epoch(struct arenas *arenas, double ns) {
  * purged again. The caller holds the purger's lock.
  */
 static void examine_clean(struct arenas *arenas) {
-    if (arenas->epoch.demand.epochs % EXAMINED_EPOCHS != 0 || !filters_allow_all()) {
+    if (arenas->work->demand.epochs % EXAMINED_EPOCHS != 0 || !filters_allow_all()) {
         return;
     }
     struct arena *arena = arena_next(arenas, &arenas->purger.examined_arena);
@@ -163,7 +163,7 @@ static void examine_clean(struct arenas *arenas) {
     if (run != NULL) {
         size_t examined = (whole ? pages : RESIDENCY_CHUNK_PAGES) * page_bytes(arenas);
         bytes =
-            residency_first(run->base + skip * page_bytes(arenas), examined, arenas->purger.scratch, &offset);
+            residency_first(run->base + skip * page_bytes(arenas), examined, arenas->work->scratch, &offset);
     }
     struct span *resident =
         bytes == 0 ? NULL
@@ -179,7 +179,7 @@ static void examine_clean(struct arenas *arenas) {
 /* Returns whether no thread has come to the heap for several epochs, and the
  * policy keeps no free memory. */
 static bool is_given_up(const struct arenas *arenas) {
-    const struct demand *demand = &arenas->epoch.demand;
+    const struct demand *demand = &arenas->work->demand;
     return arenas->epoch.untouched > 1 && demand_peak_pages(demand) <= demand->used_last;
 }
 
@@ -187,7 +187,7 @@ static bool is_given_up(const struct arenas *arenas) {
 static void purge_unused(struct arenas *arenas) {
     calm_assert(lock_is_mine(&arenas->purger.lock));
     bool given_up = is_given_up(arenas);
-    size_t worth = demand_peak_pages(&arenas->epoch.demand) + demand_surplus_pages(&arenas->epoch.demand);
+    size_t worth = demand_peak_pages(&arenas->work->demand) + demand_surplus_pages(&arenas->work->demand);
     struct levels totals = report_all(arenas);
     size_t dirty = totals.dirty;
     size_t keep = given_up ? 0 : size_minus(worth, totals.used);
@@ -205,21 +205,21 @@ static void epoch_end(struct arenas *arenas, uint64_t now, uint64_t start) {
     struct demand_epoch epoch = read_epoch(arenas, (double)(now - start));
     size_t kept = size_minus(epoch.max_held, epoch.max_used) * page_bytes(arenas);
     arenas->epoch.family_share = family_share(&arenas->epoch.family, kept);
-    if (arenas->counts.purged_pages > 0 && arenas->epoch.demand.epochs % MEASURED_EPOCHS == 0) {
+    if (arenas->counts.purged_pages > 0 && arenas->work->demand.epochs % MEASURED_EPOCHS == 0) {
         measure_fault_again(arenas);
     }
     struct demand_price price = {
         .fault_ns = arenas->counts.purged_pages > 0 ? fault_ns(arenas) : FAULT_NS,
         .page_seconds = memory_per_cpu_bytes(arenas) / (double)page_bytes(arenas),
     };
-    struct demand_outcome outcome = demand_record(&arenas->epoch.demand, &epoch, price);
-    struct demand_forecast forecast = demand_forecast(&arenas->epoch.demand);
+    struct demand_outcome outcome = demand_record(&arenas->work->demand, &epoch, price);
+    struct demand_forecast forecast = demand_forecast(&arenas->work->demand);
     update_terms(arenas, REASON_TIME);
     add_count(&arenas->counts.wasted_ns, (uint64_t)outcome.wasted_ns);
     add_count(&arenas->counts.saved_ns, (uint64_t)outcome.saved_ns);
     arenas->epoch.outlook = (struct outlook){
         .memory_per_cpu_bytes = (uint64_t)memory_per_cpu_bytes(arenas),
-        .break_even_ns = (uint64_t)(arenas->epoch.demand.break_even_s * 1e9),
+        .break_even_ns = (uint64_t)(arenas->work->demand.break_even_s * 1e9),
         .waiting_bytes = forecast.pages * page_bytes(arenas),
         .waiting_unused_ns = (uint64_t)(forecast.unused_s * 1e9),
         .waiting_reuse_ns = (uint64_t)(forecast.reuse_s * 1e9),

@@ -105,7 +105,7 @@ static void withdraw_huge_pages(const struct arenas *arenas, const struct purge_
 static size_t take_dirty(struct arenas *arenas, struct arena *arena, size_t pages, enum purge_depth depth,
                          uint16_t min_age, int *age) {
     heap_lock(arena);
-    size_t taken = heap_add_dirty(&arena->heap, &arenas->purger.batch, pages, depth, min_age);
+    size_t taken = heap_add_dirty(&arena->heap, &arenas->work->batch, pages, depth, min_age);
     *age = heap_coldest_age(&arena->heap);
     report_levels(arenas, arena);
     heap_unlock(arena);
@@ -130,7 +130,7 @@ static void read_ages(const struct arenas *arenas, int *ages, unsigned end) {
 /* Takes the coldest runs of all arenas: those of the arena with the coldest one,
  * down to the age of the coldest run of the others, and so on. */
 static void take_runs_of_all(struct arenas *arenas, size_t pages) {
-    const struct purge_batch *batch = &arenas->purger.batch;
+    const struct purge_batch *batch = &arenas->work->batch;
     int ages[MAX_ARENAS] = {-1};
     unsigned end = atomic_load_explicit(&arenas->started, memory_order_acquire);
     read_ages(arenas, ages, end);
@@ -155,7 +155,7 @@ static void take_runs_of_all(struct arenas *arenas, size_t pages) {
 /* Fills the purger's batch with up to this number of pages: the coldest runs of
  * all arenas, then, by `depth`, what costs more to purge. */
 static void take_slice(struct arenas *arenas, size_t pages, enum purge_depth depth) {
-    struct purge_batch *batch = &arenas->purger.batch;
+    struct purge_batch *batch = &arenas->work->batch;
     int age;
     purge_batch_clear(batch);
     memset(arenas->purger.in_batch, 0, sizeof arenas->purger.in_batch);
@@ -182,7 +182,7 @@ static void put_slice_back(struct arenas *arenas) {
         struct arena *arena = &arenas->of[i];
         if (arenas->purger.in_batch[i]) {
             heap_lock(arena);
-            heap_put_back(&arena->heap, &arenas->purger.batch);
+            heap_put_back(&arena->heap, &arenas->work->batch);
             runs_release(&arena->heap.runs, false);
             report_levels(arenas, arena);
             heap_unlock(arena);
@@ -194,7 +194,7 @@ static void put_slice_back(struct arenas *arenas) {
 /* Returns the number of pages purged: 0 if no page is dirty, or the kernel
  * refused every range. The caller holds the purger's lock. */
 static size_t purge_slice(struct arenas *arenas, size_t pages, enum purge_depth depth) {
-    struct purge_batch *batch = &arenas->purger.batch;
+    struct purge_batch *batch = &arenas->work->batch;
     calm_assert(lock_is_mine(&arenas->purger.lock) && pages > 0, pages);
     take_slice(arenas, pages, depth);
     if (batch->count == 0) {
@@ -225,7 +225,7 @@ static size_t purge_slice(struct arenas *arenas, size_t pages, enum purge_depth 
  * not in use. */
 static void purge_metadata(struct arenas *arenas) {
     calm_assert(lock_is_mine(&arenas->purger.lock));
-    struct iovec *ranges = arenas->purger.batch.ranges;
+    struct iovec *ranges = arenas->work->batch.ranges;
     for (unsigned i = 0; i < MAX_ARENAS; i++) {
         if (!arenas->purger.in_batch[i]) {
             continue;
@@ -258,7 +258,7 @@ static size_t purge_slices(struct arenas *arenas, size_t budget, size_t keep, si
         size_t slice = purge_slice(arenas, budget, depth);
         budget = size_minus(budget, slice);
         purged += slice;
-        if (arenas->purger.batch.count == 0 && depth < PURGE_SPLIT && keep + excess > tolerated) {
+        if (arenas->work->batch.count == 0 && depth < PURGE_SPLIT && keep + excess > tolerated) {
             depth++;
         } else if (slice == 0) {
             break;

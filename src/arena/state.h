@@ -173,14 +173,9 @@ struct purger {
     uint64_t retry_after_ns;    /* length of the last back-off */
     unsigned examined_arena;
     bool in_batch[MAX_ARENAS]; /* whether the batch, or the last one, has pages of the arena */
-    unsigned char scratch[RESIDENCY_CHUNK_PAGES];
-    /* Written under the lock of the heap that has claims in it (heap.claims),
-     * too. */
-    struct purge_batch batch;
 };
 
-/* What the current epoch showed, and the demand of the epochs before it. Under
- * the purger's lock. */
+/* What the current epoch showed. Under the purger's lock. */
 struct epoch {
     _Atomic(uint64_t) start_ns; /* also read without the lock */
     struct cpu_usage cpu_usage;
@@ -195,7 +190,15 @@ struct epoch {
     uint64_t purged_pages;
     size_t dirty_pages; /* the dirty pages when the epoch began */
     size_t faulted_pages;
-    struct demand demand;
+};
+
+/* What only epochs and purges use, and is large. Under the purger's lock. */
+struct workspace {
+    struct demand demand; /* of the epochs before this one */
+    unsigned char scratch[RESIDENCY_CHUNK_PAGES];
+    /* Written under the lock of the heap that has claims in it (heap.claims),
+     * too. */
+    struct purge_batch batch;
 };
 
 /* What the machine and the control group offer. The words are atomic. After the
@@ -279,9 +282,11 @@ struct arenas {
     struct depot depots[MAX_DEPOTS];
     struct epoch epoch;
     struct purger purger;
-    /* Mapped at the start, since a collector of garbage that scans the data of
-     * all libraries would scan them. The pages of unused ones are never touched. */
+    /* Both are mapped at the start, together, since a collector of garbage that
+     * scans the data of all libraries would scan them. The pages of unused arenas
+     * are never touched. */
     struct arena *of;
+    struct workspace *work;
 };
 
 static inline unsigned page_shift(const struct arenas *arenas) {

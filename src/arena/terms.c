@@ -43,7 +43,7 @@ static double sensitivity(const struct arenas *arenas) {
 
 struct retention_terms new_terms(const struct arenas *arenas) {
     unsigned shift = page_shift(arenas);
-    const struct demand *demand = &arenas->epoch.demand;
+    const struct demand *demand = &arenas->work->demand;
     return (struct retention_terms){
         .adaptive = is_adaptive(arenas),
         .factor = hysteresis_factor(arenas->epoch.cpu_usage.cpus, 1) * sensitivity(arenas),

@@ -44,7 +44,8 @@ __attribute__((no_sanitize("address", "thread"))) static bool unwind_load(void *
 
 #define MAX_MODULES 256
 
-static struct cfi_module modules[MAX_MODULES];
+/* Mapped when the first one is learned. */
+static struct cfi_module *modules;
 static _Atomic(size_t) module_count;
 static _Atomic(bool) learned;
 
@@ -119,7 +120,10 @@ static int learn_module(struct dl_phdr_info *info, size_t size, void *context) {
             return 0;
         }
     }
-    if (module.tables != 0 && count < MAX_MODULES) {
+    if (modules == NULL) {
+        modules = vm_map(MAX_MODULES * sizeof *modules);
+    }
+    if (module.tables != 0 && count < MAX_MODULES && modules != NULL) {
         modules[count] = module;
         atomic_store_explicit(&module_count, count + 1, memory_order_release);
     }

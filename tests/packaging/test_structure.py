@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from elftools.elf.elffile import ELFFile
 from packaging_helpers import BUILD, REPOSITORY, run, tool
 
 SCRIPT = REPOSITORY / "scripts/structure"
@@ -131,6 +132,13 @@ def test_each_lock_of_the_offload_library_has_a_rank() -> None:
 # ---- tests ----
 
 MAX_TEST_LINES = 1000
+
+
+def test_the_library_has_few_data() -> None:
+    # A conservative collector of garbage scans the data of all libraries.
+    with (BUILD / "libcalmalloc.so").open("rb") as file:
+        sections = [ELFFile(file).get_section_by_name(name) for name in (".data", ".bss")]
+        assert sum(section["sh_size"] for section in sections) <= 32 << 10
 
 
 def test_no_test_file_is_long() -> None:

@@ -39,7 +39,7 @@ static void test_waves(void) {
         }
         printf("waves %zu epochs apart: gone after %zu\n", gap, epochs);
         CHECK(epochs > gap);
-        memset(&calm_arenas.epoch.demand, 0, sizeof calm_arenas.epoch.demand);
+        memset(&calm_arenas.work->demand, 0, sizeof calm_arenas.work->demand);
     }
 }
 
@@ -76,11 +76,11 @@ static void test_waves_of_two_kinds(void) {
 /* A thread that read the clock, and was preempted until another had ended the epoch, ends none of -1 ns. */
 static void test_epoch_of_the_future(void) {
     obtain(3 * MIB);
-    size_t epochs = calm_arenas.epoch.demand.epochs;
+    size_t epochs = calm_arenas.work->demand.epochs;
     uint64_t start = clock_coarse_ns() + DEMAND_EPOCH_NS;
     atomic_store(&calm_arenas.epoch.start_ns, start);
     CHECK(!epoch_advance(&calm_arenas, false));
-    CHECK_EQUAL(calm_arenas.epoch.demand.epochs, epochs);
+    CHECK_EQUAL(calm_arenas.work->demand.epochs, epochs);
     CHECK_EQUAL(calm_arenas.epoch.start_ns, start);
 }
 

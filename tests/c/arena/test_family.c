@@ -31,8 +31,8 @@ static void test_family(void) {
 /* As if a fork had just purged. */
 static void forbid_fork_purges(void) {
     lock_acquire(&calm_arenas.purger.lock);
-    calm_arenas.purger.fork_epoch = calm_arenas.epoch.demand.epochs + 1;
-    calm_arenas.epoch.demand.break_even_s = 1000;
+    calm_arenas.purger.fork_epoch = calm_arenas.work->demand.epochs + 1;
+    calm_arenas.work->demand.break_even_s = 1000;
     lock_release(&calm_arenas.purger.lock);
 }
 

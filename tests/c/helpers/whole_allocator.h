@@ -132,7 +132,7 @@ static inline void check_heap(void) {
 
 /* For which memory is kept of which nothing is known, once an epoch has ended; and a few more. */
 static inline unsigned break_even_epochs(void) {
-    return (unsigned)(calm_arenas.epoch.demand.break_even_s * 1e9 / (double)DEMAND_EPOCH_NS) + 3;
+    return (unsigned)(calm_arenas.work->demand.break_even_s * 1e9 / (double)DEMAND_EPOCH_NS) + 3;
 }
 
 /* ---- the helper, and waves of blocks ---- */
