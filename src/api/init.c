@@ -178,7 +178,7 @@ static bool start(void) {
     calm_memory_bytes = memory_total_bytes();
     settings_read();
     size_classes_fill(&calm_all_classes, vm_page_size());
-    /* An earlier start may have failed after this. */
+    calm_caches.rseq = place; /* an earlier start may have failed after the next call */
     bool have_caches = calm_caches.states != NULL || cpu_caches_init(&calm_caches, &calm_all_classes, place);
 
     enum cache_mode mode = choose_cache_mode(place, have_caches);

@@ -78,14 +78,12 @@ void heap_unlock_and_check(struct arenas *arenas, struct arena *arena) {
         end_backoff(arenas);
     }
     if (is_report_due(arenas, arena)) {
-        struct levels reported = report_levels(arenas, arena);
-        struct levels totals = note_levels(arenas, reported);
+        struct levels totals = note_levels(arenas, report_levels(arenas, arena));
         size_t limit = limit_at_leave(arenas, totals);
         over = is_over(arenas, totals.dirty, limit);
         /* The thread wants a helper if more memory may stay with one. */
         wanted = over && limit_if_background(arenas, totals, true).max > limit;
-        /* Reports of other times hide the next peak, until all arenas report. */
-        over |= totals.used < reported.used || batch_is_stale(arenas, totals);
+        over |= batch_is_stale(arenas, totals);
     } else {
         publish_levels(arena);
     }

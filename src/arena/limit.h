@@ -21,13 +21,9 @@
  * limit leaves room for, or by a page for each arena. */
 #define BATCH_DIVISOR 16
 
-/* With several arenas, each may hold this much before it takes from others. Memory
- * of its own spares a thread the locks of other arenas. */
+/* With several arenas, each may hold this much before it takes from others, which
+ * would cost their locks. The peak may be as much too high. */
 #define OWN_BYTES ((size_t)1 << 20)
-
-/* The peak of several arenas may be too high by this part, and by OWN_BYTES for
- * each at most. */
-#define PEAK_SLACK_DIVISOR 4
 
 /* In pages. If more than `max` are free, a purge leaves `keep`. */
 struct limit {
@@ -185,22 +181,16 @@ static inline size_t report_error(const struct arenas *arenas) {
     return get_total(&arenas->limit.max_batch) * atomic_load_explicit(&arenas->started, memory_order_relaxed);
 }
 
-/* Returns how many pages may count as used that are in use at another time than
- * the rest. Each arena keeps some for itself, as free memory of several arenas is
- * more divided than that of one. */
-static inline size_t peak_slack(const struct arenas *arenas, size_t used) {
-    size_t started = atomic_load_explicit(&arenas->started, memory_order_relaxed);
-    return size_min(started * OWN_BYTES >> page_shift(arenas), used / PEAK_SLACK_DIVISOR);
-}
-
 /* Raises the maxima of this epoch to the totals. Returns the totals. If they
- * would raise the maximum, only peak_slack more counts as used than is in use at
- * once, since reports of other arenas may be of other times. */
+ * would raise the maximum, no more counts as used than is in use at once, plus
+ * OWN_BYTES for each arena, since reports of other arenas may be of other times.
+ * The maximum may miss what arenas use again without a report. */
 static inline struct levels note_levels(struct arenas *arenas, struct levels totals) {
     size_t held = totals.used + totals.dirty;
     if (!arena_is_alone(arenas) && totals.used > get_total(&arenas->limit.max_used)) {
-        size_t used = sum_levels(arenas).used;
-        totals.used = size_min(totals.used, used + peak_slack(arenas, used));
+        size_t started = atomic_load_explicit(&arenas->started, memory_order_relaxed);
+        size_t own = started * OWN_BYTES >> page_shift(arenas);
+        totals.used = size_min(totals.used, sum_levels(arenas).used + own);
         totals.dirty = held - totals.used;
     }
     raise_total(&arenas->limit.max_used, totals.used);

@@ -8,9 +8,9 @@
  * thread without restartable sequences is sent by its thread pointer.
  *
  * A block always belongs to the arena whose heap contains it, whatever thread
- * frees it. If an arena holds some memory, but has none free, and the others
- * together have as much as a purge would leave, a thread takes from one of them,
- * so that the process does not grow (takes_from_others).
+ * frees it. If an arena has no free memory, and the others together have as much
+ * as a purge would leave, a thread takes from one of them, so that the process
+ * does not grow. An arena that holds little may grow (takes_from_others).
  */
 #ifndef CALM_ARENA_SELECT_H
 #define CALM_ARENA_SELECT_H

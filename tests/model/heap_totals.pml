@@ -36,8 +36,7 @@
  *
  * Abstracted: two heaps, which stand for some of many (the batch of a single heap is 0); the second one may start with
  * its first change; the peak does not fall; no slack is added to what the heaps have stored, and their sum is read at
- * once; a thread that counts fewer pages as used than were reported makes one check more, which is left out; the
- * constants are at least as high as the allowance; the batch changes at will; a purge keeps nothing, and is not
+ * once; the constants are at least as high as the allowance; the batch changes at will; a purge keeps nothing, and is not
  * refused. Its system call is left out, since pages leave the count of free pages when a purge takes them.
  *
  * @claim bounded safety: at rest, free pages do not exceed the limit; the totals are as exact as stated above, and
