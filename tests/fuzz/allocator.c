@@ -147,12 +147,16 @@ static size_t read_size(struct input *input) {
     return blocks_sum(slots, SLOTS) + size <= MAX_BYTES ? size : size % 256;
 }
 
-/* All that is usable belongs to the program. */
-static void add(struct block *slot, void *start, size_t bytes, size_t alignment) {
+/* All that is usable belongs to the program: little more than `most`. */
+static void add_within(struct block *slot, void *start, size_t bytes, size_t most, size_t alignment) {
     size_t usable = calm_malloc_usable_size(start);
     CHECK(usable >= bytes);
-    CHECK(usable <= bytes + bytes / 2 + ((size_t)64 << 10) + alignment);
+    CHECK(usable <= most + most / 2 + ((size_t)64 << 10) + alignment);
     blocks_add(slots, SLOTS, slot, start, usable, alignment > 16 ? alignment : 16);
+}
+
+static void add(struct block *slot, void *start, size_t bytes, size_t alignment) {
+    add_within(slot, start, bytes, bytes, alignment);
 }
 
 static void release_slot(struct block *slot, bool sized) {
@@ -228,8 +232,10 @@ static void reallocate_one(struct input *input) {
         struct block moved = *slot;
         moved.start = block;
         blocks_check(&moved, slot->bytes < size ? slot->bytes : size);
+        /* A block stays as it is if there is no memory for a shorter one. */
+        bool stays = block == slot->start && size < slot->bytes && may_fail();
         slot->start = NULL;
-        add(slot, block, size, 16);
+        add_within(slot, block, size, stays ? moved.bytes : size, 16);
     } else {
         CHECK(slot->start == NULL || size > slot->bytes); /* to shrink cannot fail */
         blocks_check(slot, slot->bytes);
