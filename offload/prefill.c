@@ -47,7 +47,8 @@ static struct request request_of(const struct endpoint *endpoint, uint32_t queue
  * entered. */
 static void withdraw(struct server *server, struct endpoint *endpoint, uint32_t queue, uint32_t count) {
     bool mine = endpoint_is_mine(endpoint);
-    for (; count > 0 && (mine || endpoint_enter(endpoint, 0)); count--) {
+    for (; count > 0 && prefill_queue_level(endpoint, queue) > 0 && (mine || endpoint_enter(endpoint, 0));
+         count--) {
         void *blocks[MAX_MAGAZINE_BLOCKS];
         struct request one = request_of(endpoint, queue, blocks, 1);
         size_t got = prefill_queue_take(endpoint, &one);

@@ -185,7 +185,7 @@ static void test_no_slot_is_free(void) {
     for (size_t i = 0; i < CALLS; i++) {
         call_free(&server.calls[i]);
     }
-    CHECK(ask(0, &held, 5, 0));
+    WAIT_UNTIL(ask(0, &held, 5, 0)); /* the server may be in the endpoint */
     give_up(0, &held);
     finish();
 }
@@ -195,13 +195,11 @@ static void test_no_endpoint_is_free(void) {
     launch();
     struct held held;
     obtain(0, &held, 5, 0);
-    struct held other;
-    obtain(1, &other, 5, 0);
     CHECK(endpoint_enter(server_open(&server, 0), 1000) && endpoint_enter(server_open(&server, 1), 1000));
     CHECK(!give_up(0, &held));
     CHECK(!ask(0, &held, 5, 0));
     endpoint_leave(server_endpoint(&server, 0));
-    CHECK(give_up(1, &other)); /* next to its own */
+    WAIT_UNTIL((obtain(1, &held, 5, 0), give_up(1, &held))); /* next to its own, unless the server is in it */
     endpoint_leave(server_endpoint(&server, 1));
     finish();
 }
@@ -243,7 +241,7 @@ static void test_short_of_memory(void) {
     CHECK(!ask(0, &held, 0, 2));
     CHECK(!server_is_late(&server));
     atomic_store(&heap.is_short, false);
-    CHECK(ask(0, &held, 0, 2));
+    WAIT_UNTIL(ask(0, &held, 0, 2)); /* the server may be in the endpoint, for what it prefilled */
     give_up(0, &held);
     finish();
 }
