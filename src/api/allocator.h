@@ -28,15 +28,6 @@ size_t allocator_trim(size_t keep_bytes);
 /* Sets errno to ENOMEM, and returns NULL. */
 void *out_of_memory(void);
 
-/* Reads a word that allocator_use_fast_path may be writing. An aligned read of
- * a byte is atomic on these processors. If it is declared atomic, compilers
- * spend one instruction more, so only ThreadSanitizer gets the declaration. */
-#if defined(__SANITIZE_THREAD__)
-#define FAST_READ(word) __atomic_load_n(&(word), __ATOMIC_RELAXED)
-#else
-#define FAST_READ(word) (word)
-#endif
-
 /* Returns the class of a size. Returns 0 for a size without a class, before the
  * start, and while the fast path is switched off. */
 static inline uint32_t class_for(size_t size) {

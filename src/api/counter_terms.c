@@ -23,7 +23,7 @@
 #define PAGES_IN_ALL(word) IN_ALL(word), .unit = COUNTER_PAGES
 /* Each block counts for the size of its class. */
 #define BY_CLASS \
-    .count = SIZE_CLASSES, .weights = &calm_classes.of[0].size, .weight_stride = sizeof(struct size_class)
+    .count = SIZE_CLASSES, .weights = &calm_all_classes.of[0].size, .weight_stride = sizeof(struct size_class)
 
 /* The states of the arenas: that of an unused one is 0. */
 static const _Atomic(uint8_t) *const present_arenas = calm_arenas.states;
@@ -130,8 +130,8 @@ static const struct blocks_layout counter_blocks = {
                      IN_SPACE(spans.memory[TABLE_FREE_SPANS].base),
                      IN_SPACE(spans.memory[TABLE_FREE_WORDS].base)},
     .class_bytes = sizeof(struct size_class),
-    .classes = &calm_classes.of[0],
-    .class_count = &calm_classes.count,
+    .classes = &calm_all_classes.of[0],
+    .class_count = &calm_all_classes.count,
     .records = {&calm_arenas.work, &calm_caches.base, &calm_caches.states},
     .depots = &calm_arenas.depots[0].bins,
     .depot_count = MAX_DEPOTS,

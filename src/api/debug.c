@@ -20,9 +20,9 @@
 #include "heap/slab.h"
 #include "os/text.h"
 
-/* Static, because the debugger may call on the small stack of a signal
- * handler. */
-static struct text answer;
+/* Static, because the debugger may call on the small stack of a signal handler.
+ * The alignment keeps it from the pages that each program writes. */
+static _Alignas(4096) struct text answer;
 
 /* ---- spans ---- */
 
@@ -101,22 +101,19 @@ static void look_through(struct finds *finds, const char *place, unsigned number
     }
 }
 
-/* A stack is in one of two places. Its bottom is hidden while the stack is
- * moved or flushed. So the place is found by the top, and all pointers between
- * its start and the top are searched. */
+/* A stack's bottom is hidden while it is moved or flushed. So all pointers
+ * between its first word and its top are searched. */
 static void search_cpu_caches(struct finds *finds, uint32_t size_class, const void *block) {
     const struct cpu_caches *caches = &calm_caches;
-    const struct size_class *of = &caches->classes->of[size_class];
     for (unsigned number = 0; caches->states != NULL && number < caches->count; number++) {
-        if (atomic_load_explicit(&caches->states[number].open, memory_order_relaxed)) {
-            char *cache = caches->base + ((size_t)number << CPU_CACHE_SHIFT);
-            void **top = atomic_load_explicit(&stack_of(cache, size_class)->top, memory_order_relaxed);
-            void **first = (void **)(void *)cache + caches->start_of[size_class];
-            void **grown = (void **)(void *)cache + caches->grown_start_of[size_class];
-            bool in_first = top >= first && top <= first + of->max_cached;
-            bool in_grown = top >= grown && top <= grown + of->max_grown;
-            size_t held = in_first ? (size_t)(top - first) : in_grown ? (size_t)(top - grown) : 0;
-            look_through(finds, "CPU cache", number, in_first ? first : grown, held, block);
+        const struct cpu_cache_state *state = &caches->states[number];
+        size_t start = __atomic_load_n(&state->start[size_class], __ATOMIC_RELAXED);
+        if (atomic_load_explicit(&state->open, memory_order_relaxed) && start != 0) {
+            char *cache = cpu_cache_words(caches, state);
+            void **first = (void **)(void *)cache + start;
+            size_t held = words_between(first, stack_top(stack_of(cache, size_class)));
+            bool moves = held > caches->classes->of[size_class].max_grown;
+            look_through(finds, "CPU cache", number, first, moves ? 0 : held, block);
         }
     }
 }

@@ -86,6 +86,7 @@ static unsigned forks_with_locks; /* nested forks that hold the locks */
 
 static void allocator_before_fork(void) {
     verify_heap();
+    arena_shrink_for_fork(&calm_arenas);
     if (forks_with_locks == 0 && forks_single()) {
         if (!forked_single) {
             forked_single = true;
@@ -102,7 +103,6 @@ static void allocator_before_fork(void) {
         stdio_before_fork();
     }
     heap_profile_before_fork();
-    arena_shrink_for_fork(&calm_arenas);
     arena_before_fork(&calm_arenas);
     family_before_fork(&calm_arenas.epoch.family);
     forks_with_locks++;
@@ -197,7 +197,10 @@ static bool start(void) {
         epoch_read_machine(&calm_arenas, true); /* a filter may forbid this later */
     }
     heap_profile_start(calm_caches.count, allocator_cpu, allocator_use_fast_path);
-    calm_classes = calm_all_classes;
+    if (mode != CACHE_OFF) {
+        small_sizes_coarsen(calm_all_classes.small);
+    }
+    allocator_use_fast_path(true);
     calm_new_is_passed_on = !link_order_has_own_malloc();
     if (!calm_new_is_passed_on) {
         cpu_caches_share(&calm_caches, &calm_new_caches);

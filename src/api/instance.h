@@ -13,18 +13,25 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+/* What the fast path of malloc reads of the size classes. */
+struct fast_classes {
+    uint32_t max_size;
+    uint8_t small[SMALL_SIZES];
+};
+
 /* The variables that the fast paths read, each by one instruction. calm_classes
  * is empty before the start, and while the fast path of malloc is switched off.
  * All sizes then look too large for it. */
-extern struct size_classes calm_classes __attribute__((visibility("hidden")));
+extern struct fast_classes calm_classes __attribute__((visibility("hidden")));
 extern struct cpu_caches calm_caches __attribute__((visibility("hidden")));
 /* The same caches, as new and delete reach them (cpu_caches_share). If new
  * calls another malloc, calm_new_caches stays as before the start. */
 extern struct cpu_caches calm_new_caches __attribute__((visibility("hidden")));
 extern struct arenas calm_arenas __attribute__((visibility("hidden")));
 
-/* All size classes, also while the fast path of malloc is switched off. The
- * table is constant once allocator_is_ready. */
+/* All size classes, also while the fast path of malloc is switched off. Once
+ * allocator_is_ready, only the table of small sizes changes, once, from coarse
+ * to fine. */
 extern struct size_classes calm_all_classes __attribute__((visibility("hidden")));
 
 /* The size of the machine's memory. It is constant once allocator_is_ready. */

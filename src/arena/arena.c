@@ -204,18 +204,19 @@ bool arena_is_held(const struct arenas *arenas) {
 }
 
 void arena_shrink_for_fork(struct arenas *arenas) {
-    if (arena_is_held(arenas)) {
+    struct levels totals = sum_levels(arenas);
+    struct limit limit = limit_at_fork(arenas, totals);
+    if (!is_over(arenas, totals.dirty, limit.max) || arena_is_held(arenas)) {
         return;
     }
     purger_enter(arenas);
-    struct levels totals = report_all(arenas);
-    struct limit limit = limit_if_background(arenas, totals, false);
-    bool over = is_over(arenas, totals.dirty, limit.max);
+    totals = report_all(arenas);
+    limit = limit_at_fork(arenas, totals);
     /* Keeping the memory for the break-even time costs as much as this purge.
      * Forks therefore purge at most once in that time. */
     size_t pause = (size_t)(arenas->work->demand.break_even_s * 1e9 / (double)DEMAND_EPOCH_NS);
     size_t epoch = 1 + arenas->work->demand.epochs;
-    if (over && (arenas->purger.fork_epoch == 0 || epoch > arenas->purger.fork_epoch + pause)) {
+    if (arenas->purger.fork_epoch == 0 || epoch > arenas->purger.fork_epoch + pause) {
         arenas->purger.fork_epoch = epoch;
         purge_down(arenas, limit.keep, limit.max, REASON_LIMIT);
     }

@@ -43,8 +43,10 @@ bool arena_is_held(const struct arenas *arenas);
  *
  * Free memory is worth less across a fork. The fork makes each small page of it
  * cost a fault at its next use in any case, and the child holds the memory,
- * too, until the child purges it. So a purge leaves only what may stay without
- * a helper, at most once in the break-even time. In a signal handler that
+ * too, until the child purges it. So a purge leaves at most
+ * RETENTION_FOREGROUND_BYTES, at most once in the break-even time. If no more is
+ * free, the function writes nothing, since a fork makes the kernel copy each
+ * page that is written around it. In a signal handler that
  * interrupted the arena, the function does nothing.
  */
 void arena_shrink_for_fork(struct arenas *arenas);

@@ -3,8 +3,6 @@
 #include "base/assert.h"
 #include "base/size.h"
 
-#include <stdbool.h>
-
 /*
  * A CPU cache holds a bounded number of bytes of each class, and a bounded
  * number of small blocks. It always has room for MIN_CACHE_BLOCKS. With pages
@@ -16,6 +14,8 @@
 #define MAX_GROWN_CLASS_BYTES ((size_t)128 << 10)
 #define MAX_SMALL_GROWN_BYTES ((size_t)64 << 10)
 #define MIN_CACHE_BLOCKS      2
+
+#define MIN_COARSE_SIZE 64
 
 #define MIN_SLAB_BYTES   ((size_t)16 << 10)
 #define GOOD_SLAB_BLOCKS 64
@@ -73,6 +73,11 @@ static void fill_class(struct size_class *size_class, size_t size, size_t page_s
     calm_assert(size_class->max_grown <= MAX_GROWN_BLOCKS, size);
 }
 
+/* Returns the class of a size up to SIZE_TABLE_BYTES. */
+static uint8_t fine_class(size_t size) {
+    return (uint8_t)(size == 0 ? 1 : size <= 128 ? size / SIZE_QUANTUM : size_class_above_128(size));
+}
+
 void size_classes_fill(struct size_classes *classes, size_t page_size) {
     size_t max_size = 8 * page_size;
     uint32_t count = 1;
@@ -91,10 +96,26 @@ void size_classes_fill(struct size_classes *classes, size_t page_size) {
     for (uint32_t i = 1; i < count; i++) {
         classes->max_slab_blocks = (uint32_t)size_max(classes->max_slab_blocks, classes->of[i].slab_blocks);
     }
-    for (size_t i = 0; i <= SIZE_TABLE_BYTES / SIZE_QUANTUM; i++) {
-        size_t size = i * SIZE_QUANTUM;
-        classes->small[i] = (uint8_t)(size == 0     ? 1
-                                      : size <= 128 ? size / SIZE_QUANTUM
-                                                    : size_class_above_128(size));
+    for (size_t i = 0; i < SMALL_SIZES; i++) {
+        classes->small[i] = fine_class(i * SIZE_QUANTUM);
+    }
+}
+
+void small_sizes_coarsen(uint8_t *small) {
+    size_t power = MIN_COARSE_SIZE;
+    for (size_t i = 0; i < SMALL_SIZES; i++) {
+        power *= i * SIZE_QUANTUM > power ? 4 : 1;
+        small[i] = fine_class(power);
+    }
+}
+
+/* NOLINTNEXTLINE(readability-non-const-parameter): the builtin writes */
+void small_sizes_refine(uint8_t *small) {
+    for (size_t i = 0; i < SMALL_SIZES; i++) {
+        uint8_t old = __atomic_load_n(&small[i], __ATOMIC_RELAXED);
+        if (old != 0) {
+            __atomic_compare_exchange_n(&small[i], &old, fine_class(i * SIZE_QUANTUM), false,
+                                        __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+        }
     }
 }

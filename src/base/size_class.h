@@ -3,16 +3,23 @@
  * are eight for each doubling, so less than an eighth of a block is waste.
  * Class 0 means that a size has no class. Pure. The tables are filled once for
  * the kernel's page size. Then all threads read them.
+ *
+ * Each class has pages of its own. So that a program that allocates few blocks
+ * touches few pages, the table of small sizes may be coarse: blocks up to 1 KiB
+ * then have powers of two as sizes. Any thread may make the table fine while
+ * others read it, as each entry is right at any time.
  */
 #ifndef CALM_HEAP_SIZE_CLASS_H
 #define CALM_HEAP_SIZE_CLASS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #define SIZE_QUANTUM     16
 #define SIZE_CLASSES     108 /* enough for slabs of 64 KiB pages */
 #define SIZE_TABLE_BYTES 1024
+#define SMALL_SIZES      (SIZE_TABLE_BYTES / SIZE_QUANTUM + 1)
 /* The smallest medium block. Blocks from the heap are adjacent, which is worth
  * the longer way for small blocks only. A depot may therefore keep more medium
  * blocks. */
@@ -39,10 +46,29 @@ struct size_classes {
     uint32_t max_size;        /* the size of the last class; a larger block is a run of pages */
     uint32_t max_slab_blocks; /* the highest number of blocks in a slab of any class */
     struct size_class of[SIZE_CLASSES];
-    uint8_t small[SIZE_TABLE_BYTES / SIZE_QUANTUM + 1]; /* the class of each (size + 15) / 16 */
+    uint8_t small[SMALL_SIZES]; /* the class of each (size + 15) / 16 */
 };
 
+/* Reads a byte or word that another thread may be writing. An aligned read is
+ * atomic on these processors. If it is declared atomic, compilers spend one
+ * instruction more, so only ThreadSanitizer gets the declaration. */
+#if defined(__SANITIZE_THREAD__)
+#define FAST_READ(word) __atomic_load_n(&(word), __ATOMIC_RELAXED)
+#else
+#define FAST_READ(word) (word)
+#endif
+
+/* The table of small sizes is fine. */
 void size_classes_fill(struct size_classes *classes, size_t page_size);
+
+/* Makes a table of small sizes coarse. */
+void small_sizes_coarsen(uint8_t *small);
+/* Makes it fine. Entries that are 0 stay 0. */
+void small_sizes_refine(uint8_t *small);
+
+static inline bool small_sizes_are_coarse(const uint8_t *small) {
+    return FAST_READ(small[1]) > 1;
+}
 
 /* Returns the number of the block that contains a byte of a slab. A byte behind
  * the last block gets the number of the block that would follow. The product
@@ -64,7 +90,7 @@ static inline uint32_t size_class_above_128(size_t size) {
  * 1. */
 static inline uint32_t size_class_of(const struct size_classes *classes, size_t size) {
     if (__builtin_expect(size <= SIZE_TABLE_BYTES, 1)) {
-        return classes->small[(size + SIZE_QUANTUM - 1) / SIZE_QUANTUM];
+        return FAST_READ(classes->small[(size + SIZE_QUANTUM - 1) / SIZE_QUANTUM]);
     }
     return size_class_above_128(size);
 }

@@ -15,6 +15,8 @@
 #define CACHE_FLUSH_BLOCKS 256
 /* If address space is limited, the caches take at most this part of it. */
 #define LIMIT_DIVISOR 32
+/* The number of a cache's first word behind the three arrays. */
+#define FIRST_WORD ((size_t)3 * SIZE_CLASSES)
 
 /* glibc 2.32 and later define it. */
 extern char __libc_single_threaded __attribute__((weak));
@@ -47,18 +49,11 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
         caches->count = max_count == 0 ? 1 : (unsigned)max_count;
     }
 
-    /* The word between two stacks is never written. A push to an empty stack
-     * compares its block with it. */
-    uint32_t next = 3 * SIZE_CLASSES;
+    size_t words = FIRST_WORD;
     for (uint32_t size_class = 1; size_class < classes->count; ++size_class) {
-        caches->start_of[size_class] = (uint16_t)(next + 1);
-        next += 1 + classes->of[size_class].max_cached;
+        words += 2 + classes->of[size_class].max_cached + classes->of[size_class].max_grown;
     }
-    for (uint32_t size_class = 1; size_class < classes->count; ++size_class) {
-        caches->grown_start_of[size_class] = (uint16_t)(next + 1);
-        next += 1 + classes->of[size_class].max_grown;
-    }
-    if (next > CPU_CACHE_BYTES / 8) {
+    if (words > CPU_CACHE_BYTES / 8) {
         return false;
     }
     calm_assert(caches->count > 0, caches->count);
@@ -173,17 +168,44 @@ static struct cpu_cache_state *own_state(const struct cpu_caches *caches) {
     return number < usable(caches) ? &caches->states[number] : NULL;
 }
 
-static void **word_of(char *cache, uint32_t index) {
-    return (void **)(void *)cache + index;
-}
-
-/* Returns the first word of a stack, which may be closed. The caller holds the
- * cache's lock. */
+/* Returns the first word of a stack that has room. The caller holds the cache's
+ * lock. */
 static void **start_of(const struct cpu_caches *caches, const struct cpu_cache_state *state,
                        uint32_t size_class) {
-    return word_of(cpu_cache_words(caches, state), state->moved[size_class]
-                                                       ? caches->grown_start_of[size_class]
-                                                       : caches->start_of[size_class]);
+    calm_assert(state->start[size_class] > FIRST_WORD, size_class);
+    return (void **)(void *)cpu_cache_words(caches, state) + state->start[size_class];
+}
+
+/* Returns the next class whose stack has room, or the number of classes. */
+static uint32_t class_after(const struct cpu_caches *caches, const struct cpu_cache_state *state,
+                            uint32_t size_class) {
+    do {
+        size_class++;
+    } while (size_class < caches->classes->count && state->start[size_class] == 0);
+    return size_class;
+}
+
+/*
+ * Gives a closed stack the next words of the cache. So the stacks that a program
+ * uses are close to each other, and it touches few pages. A push to an empty
+ * stack compares its block with the word below, which belongs to no stack. That
+ * word may have a block in it from before a flush. The caller holds the cache's
+ * lock.
+ */
+static void give_room(const struct cpu_caches *caches, struct cpu_cache_state *state, uint32_t size_class,
+                      size_t words) {
+    state->start[size_class] = (uint16_t)(state->next + 1);
+    state->next = (uint16_t)(state->next + 1 + words);
+    calm_assert(lock_is_mine(&state->lock) && state->next <= CPU_CACHE_BYTES / 8, size_class, state->next);
+    start_of(caches, state, size_class)[-1] = NULL;
+}
+
+/* Takes the room from all stacks, which are closed and empty. */
+static void take_room(struct cpu_cache_state *state) {
+    state->next = FIRST_WORD;
+    memset(state->start, 0, sizeof state->start);
+    memset(state->moved, 0, sizeof state->moved);
+    state->grown_bytes = 0;
 }
 
 /* Restarts the sequences under way. Once it returns true, no sequence is left
@@ -203,28 +225,21 @@ static void close_stacks(const struct cpu_caches *caches, char *cache) {
     }
 }
 
-/*
- * Opens a closed cache. `are_empty` says that the stacks are empty and no
- * sequence is under way. The stacks then get no room yet. Otherwise they keep
- * their blocks, and lose the room by which they had grown. The caller holds the
- * cache's lock.
- */
-static void open_stacks(const struct cpu_caches *caches, struct cpu_cache_state *state, bool are_empty) {
-    calm_assert(lock_is_mine(&state->lock), state - caches->states);
-    char *cache = cpu_cache_words(caches, state);
+/* Opens a closed stack. The caller has set its top, so a sequence that finds
+ * the stack open also finds the top. */
+static void open_stack(struct stack *stack, void **start, size_t room) {
+    stack_set_bottom(stack, start);
+    stack_set_end(stack, start + room);
+}
+
+/* Opens the stacks that have room. They keep their blocks, and lose the room by
+ * which they had grown. */
+static void reopen_stacks(const struct cpu_caches *caches, struct cpu_cache_state *state) {
     state->grown_bytes = 0;
-    for (uint32_t size_class = 1; size_class < caches->classes->count; ++size_class) {
-        struct stack *stack = stack_of(cache, size_class);
-        state->moved[size_class] = state->moved[size_class] && !are_empty;
-        void **start = start_of(caches, state, size_class);
-        if (are_empty) {
-            /* In this order a sequence in a cache that opens for the first time
-             * finds nothing to pop, and no room to push. */
-            stack_set_bottom(stack, (void **)UINTPTR_MAX);
-            stack_set_top(stack, start);
-        }
-        stack_set_bottom(stack, start);
-        stack_set_end(stack, are_empty ? start : start + caches->classes->of[size_class].max_cached);
+    for (uint32_t size_class = class_after(caches, state, 0); size_class < caches->classes->count;
+         size_class = class_after(caches, state, size_class)) {
+        open_stack(stack_of(cpu_cache_words(caches, state), size_class), start_of(caches, state, size_class),
+                   caches->classes->of[size_class].max_cached);
     }
 }
 
@@ -236,18 +251,21 @@ bool cpu_cache_open(struct cpu_caches *caches, uint32_t size_class) {
     }
     char *cache = cpu_cache_words(caches, state);
     struct stack *stack = stack_of(cache, size_class);
-    void **start = word_of(cache, caches->start_of[size_class]);
-    if (is_open(state) && stack_end(stack) != start) {
+    if (is_open(state) && stack_end(stack) != NULL) {
         return false;
     }
     lock_acquire(&state->lock);
     if (!is_open(state) && vm_commit(cache, CPU_CACHE_BYTES)) {
-        open_stacks(caches, state, true);
+        take_room(state);
         atomic_store_explicit(&state->open, true, memory_order_relaxed);
     }
-    bool opens = is_open(state) && stack_end(stack) == start;
+    bool opens = is_open(state) && state->start[size_class] == 0;
     if (opens) {
-        stack_set_end(stack, start + caches->classes->of[size_class].max_cached);
+        size_t room = caches->classes->of[size_class].max_cached;
+        give_room(caches, state, size_class, room);
+        void **start = start_of(caches, state, size_class);
+        stack_set_top(stack, start);
+        open_stack(stack, start, room);
     }
     lock_release(&state->lock);
     return opens;
@@ -284,28 +302,28 @@ void cpu_cache_ran_empty(struct cpu_caches *caches, uint32_t size_class) {
 }
 
 /*
- * Moves an open stack to where it may grow. Stacks that do not grow stay close
- * to each other, so that a program that needs few blocks touches few pages. As
- * in cpu_cache_flush, the stack is closed meanwhile, and no sequence is under
- * way on it. If sequences cannot be restarted, returns false, and the stack
- * stays where it is. The caller holds the cache's lock.
+ * Moves an open stack to where it may grow. As in cpu_cache_flush, the stack is
+ * closed meanwhile, and no sequence is under way on it. If sequences cannot be
+ * restarted, returns false, and the stack stays where it is. The caller holds
+ * the cache's lock.
  */
 static bool move_stack(const struct cpu_caches *caches, struct cpu_cache_state *state, uint32_t size_class) {
     calm_assert(lock_is_mine(&state->lock) && !state->moved[size_class], size_class);
     struct stack *stack = stack_of(cpu_cache_words(caches, state), size_class);
-    void **from = start_of(caches, state, size_class);
-    ptrdiff_t room = stack_end(stack) - from;
+    void **start = start_of(caches, state, size_class);
+    size_t room = words_between(start, stack_end(stack));
     close_stack(stack);
     state->moved[size_class] = sequences_are_over(caches);
-    void **to = start_of(caches, state, size_class);
     if (state->moved[size_class]) {
-        ptrdiff_t held = stack_top(stack) - from;
-        calm_assert(held >= 0 && held <= caches->classes->of[size_class].max_cached, size_class, held);
-        memcpy(to, from, (size_t)held * sizeof *to);
-        stack_set_top(stack, to + held);
+        void **from = start;
+        size_t held = words_between(from, stack_top(stack));
+        calm_assert(held <= caches->classes->of[size_class].max_cached, size_class, held);
+        give_room(caches, state, size_class, caches->classes->of[size_class].max_grown);
+        start = start_of(caches, state, size_class);
+        memcpy(start, from, held * sizeof *start);
+        stack_set_top(stack, start + held);
     }
-    stack_set_bottom(stack, to);
-    stack_set_end(stack, to + room);
+    open_stack(stack, start, room);
     return state->moved[size_class];
 }
 
@@ -322,10 +340,10 @@ bool cpu_cache_ran_full(struct cpu_caches *caches, uint32_t size_class) {
     }
     const struct size_class *of = &caches->classes->of[size_class];
     struct stack *stack = stack_of(cpu_cache_words(caches, state), size_class);
-    size_t room = words_between(start_of(caches, state, size_class), stack_end(stack));
+    size_t room = words_between(stack_bottom(stack), stack_end(stack)); /* 0 if a flush has closed it */
     size_t wanted = size_min(room * 2, of->max_grown);
     size_t bytes = (wanted - room) * of->size;
-    bool grows = is_open(state) && wanted > room && state->grown_bytes + bytes <= MAX_GROWN_BYTES &&
+    bool grows = wanted > room && state->grown_bytes + bytes <= MAX_GROWN_BYTES &&
                  (state->moved[size_class] || move_stack(caches, state, size_class));
     if (grows) {
         state->grown_bytes += bytes;
@@ -357,7 +375,6 @@ size_t cpu_cache_magazine(const struct cpu_caches *caches, uint32_t size_class) 
 }
 
 size_t cpu_cache_refill(struct cpu_caches *caches, uint32_t size_class, void **block) {
-    cpu_cache_open(caches, size_class);
     if (cpu_cache_pop_some(caches, size_class, block, 1) == 1) {
         return 0;
     }
@@ -389,7 +406,8 @@ enum cache_spill cpu_cache_spill(struct cpu_caches *caches, uint32_t size_class,
  * may still push a block beyond the new one. The caller holds the cache's lock.
  */
 static void cpu_cache_shrink(const struct cpu_caches *caches, struct cpu_cache_state *state) {
-    for (uint32_t size_class = 1; size_class < caches->classes->count; ++size_class) {
+    for (uint32_t size_class = class_after(caches, state, 0); size_class < caches->classes->count;
+         size_class = class_after(caches, state, size_class)) {
         const struct size_class *of = &caches->classes->of[size_class];
         struct stack *stack = stack_of(cpu_cache_words(caches, state), size_class);
         void **start = start_of(caches, state, size_class);
@@ -414,7 +432,8 @@ static void cpu_cache_shrink(const struct cpu_caches *caches, struct cpu_cache_s
  */
 static uint64_t digest(const struct cpu_caches *caches, const struct cpu_cache_state *state) {
     uint64_t digest = 0;
-    for (uint32_t size_class = 1; size_class < caches->classes->count; ++size_class) {
+    for (uint32_t size_class = class_after(caches, state, 0); size_class < caches->classes->count;
+         size_class = class_after(caches, state, size_class)) {
         const struct stack *stack = stack_of(cpu_cache_words(caches, state), size_class);
         uint64_t held = words_between(start_of(caches, state, size_class), stack_top(stack));
         digest = digest * RANDOM_GOLDEN_RATIO + held;
@@ -425,7 +444,8 @@ static uint64_t digest(const struct cpu_caches *caches, const struct cpu_cache_s
 /* Empties the stacks of a closed cache that no sequence uses. */
 static void empty_stacks(const struct cpu_caches *caches, const struct cpu_cache_state *state,
                          put_flushed *put, void *context) {
-    for (uint32_t size_class = 1; size_class < caches->classes->count; ++size_class) {
+    for (uint32_t size_class = class_after(caches, state, 0); size_class < caches->classes->count;
+         size_class = class_after(caches, state, size_class)) {
         struct stack *stack = stack_of(cpu_cache_words(caches, state), size_class);
         void **start = start_of(caches, state, size_class);
         for (void **top; (top = stack_top(stack)) > start;) {
@@ -461,13 +481,14 @@ void cpu_cache_flush(struct cpu_caches *caches, unsigned number, bool only_if_id
     }
     if ((!only_if_idle || state->idle_checks >= CACHE_IDLE_CHECKS) && found != 0) {
         close_stacks(caches, cache);
-        bool restarted = sequences_are_over(caches);
-        if (restarted) {
+        if (sequences_are_over(caches)) {
             empty_stacks(caches, state, put, context);
+            take_room(state);
             state->digest = 0;
             atomic_fetch_add_explicit(&caches->flushes, 1, memory_order_relaxed);
+        } else {
+            reopen_stacks(caches, state);
         }
-        open_stacks(caches, state, restarted);
     }
     lock_release(&state->lock);
 }

@@ -101,7 +101,8 @@ bool cpu_cache_ran_full(struct cpu_caches *caches, uint32_t size_class);
  * The slow paths of malloc and free call these functions after the stack of a
  * class had no block, or no room.
  *
- * cpu_cache_refill returns the number of blocks of a magazine to fetch. If
+ * cpu_cache_refill is called once the stack has room. It returns the number of
+ * blocks of a magazine to fetch. If
  * another thread has left a block in the cache meanwhile, it stores this block
  * in *block, and returns 0.
  *

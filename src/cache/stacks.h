@@ -5,10 +5,10 @@
  *
  * A cache begins with three arrays that have a word for each size class: the
  * tops, which are the addresses of the words that the next blocks go to; the
- * complements of the bottoms; and the ends. The stacks follow, close to each
- * other. The room for stacks that have grown comes last. The words that each
- * call writes are apart from the words that it only reads. A closed cache looks
- * empty to a pop and full to a push. A cache of zeros is closed.
+ * complements of the bottoms; and the ends. The stacks follow, in the order in
+ * which they got room. The words that each call writes are apart from the words
+ * that it only reads. A closed stack looks empty to a pop and full to a push. A
+ * stack whose words are zeros is closed, and so is each stack without room.
  *
  * A malloc that follows a free loads two words that the free has just stored:
  * the top, and the pointer to the block. Processors forward a store to a later
@@ -75,7 +75,9 @@ struct cpu_cache_state {
     unsigned idle_checks; /* consecutive checks that found the same digest */
     struct turns turns[SIZE_CLASSES];
     size_t grown_bytes;
-    bool moved[SIZE_CLASSES]; /* the stack has moved to the room where it may grow; reset by a flush */
+    uint16_t next;                /* the number of the first word that no stack has */
+    uint16_t start[SIZE_CLASSES]; /* of each stack's first word; 0: the stack has no room, and is closed */
+    bool moved[SIZE_CLASSES];     /* the stack has moved to room in which it may grow */
 };
 
 struct cpu_caches {
@@ -97,8 +99,6 @@ struct cpu_caches {
     _Atomic(bool) limited; /* cpu_caches_limit has released the caches that have no CPU */
     const struct size_classes *classes;
     struct cpu_cache_state *states;
-    uint16_t start_of[SIZE_CLASSES]; /* the first word of each stack, before it has moved */
-    uint16_t grown_start_of[SIZE_CLASSES];
     _Atomic(uint64_t) flushes;
 };
 

@@ -63,10 +63,8 @@ struct heap {
     const struct size_classes *classes;
     struct slab_bin bins[SIZE_CLASSES];
     struct span_ages slab_ages[2]; /* slabs with free dirty pages; [1]: those in huge-page regions */
-    struct colors colors;          /* the colors of the large blocks in huge-page regions */
     const void *freed_now;         /* the block that the program is freeing; NULL during a flush of caches */
     size_t misuses;
-    struct misuse_record misuse[MISUSE_RECORDS]; /* the latest records; number n is at n % MISUSE_RECORDS */
 
     /* Counts of pages. The runs count their own dirty pages. */
     size_t used_pages;                /* pages with a byte of a block in use, and all pages of large blocks */
@@ -84,6 +82,9 @@ struct heap {
     bool purge_is_lost;       /* set by heap_lose_purge: the counts include pages whose purge never ends */
     struct runs runs;
     struct space space;
+    /* Last, since few programs need them. */
+    struct misuse_record misuse[MISUSE_RECORDS]; /* the latest records; number n is at n % MISUSE_RECORDS */
+    struct colors colors;                        /* the colors of the large blocks in huge-page regions */
 };
 
 /* Reserves at most `address_space` bytes. `classes` must outlive the heap.

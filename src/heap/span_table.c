@@ -75,14 +75,14 @@ static void span_table_mark(struct span_table *table, size_t number, bool unused
 
 struct span *span_table_take(struct span_table *table) {
     const uint64_t *words = span_table_words(table, TABLE_FREE_WORDS);
-    size_t committed = table->memory[TABLE_FREE_WORDS].committed / sizeof *words;
+    size_t used_words = (table->end + 4095) / 4096;
     size_t word = table->lowest_free_word;
-    while (word < committed && words[word] == 0) {
+    while (word < used_words && words[word] == 0) {
         word++;
     }
     table->lowest_free_word = word;
     size_t number = table->end;
-    if (word < committed) {
+    if (word < used_words) {
         size_t row = word * 64 + (size_t)__builtin_ctzll(words[word]);
         number = row * 64 + (size_t)__builtin_ctzll(span_table_words(table, TABLE_FREE_SPANS)[row]);
         span_table_mark(table, number, false);

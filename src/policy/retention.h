@@ -54,6 +54,12 @@ static inline size_t retention_prefault_bytes(const struct retention_terms *term
                                                               : threshold * RETENTION_FOREGROUND_FACTOR;
 }
 
+/* What may stay free whatever the threshold is. */
+static inline size_t retention_little_bytes(const struct retention_terms *terms) {
+    return terms->factor < 1 ? (size_t)(RETENTION_FOREGROUND_BYTES * terms->factor)
+                             : RETENTION_FOREGROUND_BYTES;
+}
+
 /* used_bytes: in use; free_bytes: free and perhaps resident. Never fails. */
 static inline struct retention retention_decide(const struct retention_terms *terms, size_t used_bytes,
                                                 size_t free_bytes) {
@@ -68,9 +74,7 @@ static inline struct retention retention_decide(const struct retention_terms *te
     size_t wanted = size_plus(size_min(size_plus(threshold, terms->surplus_bytes), several), peak);
     size_t limit = wanted;
     if (!terms->background_purge) {
-        size_t little = terms->factor < 1 ? (size_t)(RETENTION_FOREGROUND_BYTES * terms->factor)
-                                          : RETENTION_FOREGROUND_BYTES;
-        limit = size_min(limit, size_max(several, little));
+        limit = size_min(limit, size_max(several, retention_little_bytes(terms)));
     }
     if (terms->available_bytes != SIZE_MAX) {
         limit = size_min(limit, size_minus(terms->available_bytes, used_bytes) / 3);

@@ -81,8 +81,8 @@ static void test_foreign(void) {
 
 static void test_small(void) {
     quiet_start();
-    char *used = new_block(48), *cached = new_block(48);
-    check_block(used, ": in use: a block of 48 bytes; slab 0x");
+    char *used = new_block(64), *cached = new_block(64);
+    check_block(used, ": in use: a block of 64 bytes; slab 0x");
     check_block(used, "blocks in use or cached; dirty page");
     check_block(used + 47, ": in use: 47 bytes into the block 0x");
     calm_free(cached);
@@ -92,14 +92,14 @@ static void test_small(void) {
     }
     check_block(used, ": in use: ");
     calm_trim(0);
-    check_block(cached, ": free, in its slab: a block of 48 bytes");
+    check_block(cached, ": free, in its slab: a block of 64 bytes");
     calm_free(used);
 }
 
 /* As if a thread had freed it twice, with another block in between. */
 static void test_freed_twice(void) {
     quiet_start();
-    char *one = new_block(48), *two = new_block(48);
+    char *one = new_block(64), *two = new_block(64);
     calm_free(one);
     calm_free(two);
     calm_free(one);
@@ -203,7 +203,7 @@ static void *hold(void *argument) {
 }
 
 static void check_locked(const void *used, const void *large, const char *owner) {
-    check_block(used, ": in use: a block of 48 bytes");
+    check_block(used, ": in use: a block of 64 bytes");
     check_block(used, "; the heap's lock is held");
     check_block(large, ": in use: a large block");
     const char *text = calm_debug_heap();
@@ -225,7 +225,7 @@ static void handle(int signal) {
 
 static void test_locked(void) {
     quiet_start();
-    char *used = new_block(48), *large = new_block(MIB);
+    char *used = new_block(64), *large = new_block(MIB);
     CHECK(calm_arenas.depots[0].bins != NULL);
     static struct lock *locks[5];
     locks[0] = &calm_arenas.purger.lock;
@@ -268,7 +268,7 @@ static bool in_fork, looked;
 /* Before the allocator's own handler, hence while the child holds the locks. */
 static void look_in_child(void) {
     if (in_fork) {
-        check_block(forked_block, ": in use: a block of 48 bytes");
+        check_block(forked_block, ": in use: a block of 64 bytes");
         check_block(forked_block, "; the heap's lock is held");
         check_says(calm_debug_heap(), "the heap's lock: held by thread 0x");
         check_says(calm_debug_heap(), ", the caller, over a fork");
@@ -285,7 +285,7 @@ __attribute__((section(".preinit_array"),
 
 static void test_fork(void) {
     quiet_start();
-    forked_block = new_block(48);
+    forked_block = new_block(64);
     static struct lock *no_locks[1];
     holders_locks = no_locks;
     struct holder holder;

@@ -76,16 +76,16 @@ static void test_depot_grows(void) {
 static void test_depots_of_other_cpus(void) {
     enum { BLOCKS = 64, BYTES = 4096 };
     static struct arenas arenas;
-    CHECK(arena_init(&arenas, &calm_classes, calm_arenas.caches, (size_t)1 << 30, true, NULL));
+    CHECK(arena_init(&arenas, &calm_all_classes, calm_arenas.caches, (size_t)1 << 30, true, NULL));
     CHECK(arenas.depot_count >= 1 && arenas.depot_count <= MAX_DEPOTS);
     for (unsigned i = arenas.depot_count; i < 3; i++) { /* as if there were 12 CPUs */
-        CHECK(depot_init(&arenas.depots[i], &calm_classes, DEPOT_BIN_BLOCKS, MIB, MIB, MIB));
+        CHECK(depot_init(&arenas.depots[i], &calm_all_classes, DEPOT_BIN_BLOCKS, MIB, MIB, MIB));
     }
     arenas.depot_count = arenas.depots_per_node = 3;
-    uint32_t size_class = size_class_of(&calm_classes, BYTES);
+    uint32_t size_class = size_class_of(&calm_all_classes, BYTES);
     void *taken[BLOCKS];
     CHECK_EQUAL(arena_take_blocks(&arenas, size_class, taken, BLOCKS), BLOCKS);
-    size_t each = calm_classes.of[size_class].batch;
+    size_t each = calm_all_classes.of[size_class].batch;
     for (unsigned i = 0; i < 3; i++) {
         CHECK(depot_put(&arenas.depots[i], size_class, taken + i * each, each));
     }

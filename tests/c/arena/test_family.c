@@ -36,22 +36,37 @@ static void forbid_fork_purges(void) {
     lock_release(&calm_arenas.purger.lock);
 }
 
+static void check_fork_gives_back(void) {
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        CHECK(stats_now().dirty <= RETENTION_FOREGROUND_BYTES);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    CHECK(stats_now().dirty <= RETENTION_FOREGROUND_BYTES);
+}
+
 /* What is kept for later is given back before a fork, unless another fork just did. */
 static void test_fork_gives_back(void) {
     build();
     free_all();
     clock_await_sleep(&calm_arenas.helper.wakeup);
     CHECK(stats_now().dirty > (WAVE - 1) * WAVE_BYTES);
-    pid_t child = fork();
-    CHECK(child >= 0);
-    if (child == 0) {
-        CHECK(stats_now().dirty <= WAVE * WAVE_BYTES / 2);
-        _exit(0);
-    }
-    int status;
-    CHECK(waitpid(child, &status, 0) == child);
-    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    CHECK(stats_now().dirty <= WAVE * WAVE_BYTES / 2);
+    check_fork_gives_back();
+}
+
+/* So does a process of one thread and without a helper, whose fork takes no locks. */
+static void test_fork_of_one_thread_gives_back(void) {
+    set("background", "off");
+    void *kept = obtain(200 * MIB);
+    calm_free(obtain(16 * MIB));
+    CHECK(helper_is_gone());
+    CHECK(stats_now().dirty > RETENTION_FOREGROUND_BYTES);
+    check_fork_gives_back();
+    calm_free(kept);
 }
 
 /* What a parent keeps for itself is given back in its child, which starts no helper to keep it. */
@@ -90,7 +105,7 @@ static void test_fork_gives_back_once_an_epoch(void) {
         clock_await_sleep(&calm_arenas.helper.wakeup);
         CHECK(stats_now().dirty > (WAVE - 1) * WAVE_BYTES);
         arena_shrink_for_fork(&calm_arenas);
-        CHECK((stats_now().dirty > WAVE * WAVE_BYTES / 2) == (fork_number == 1));
+        CHECK((stats_now().dirty > RETENTION_FOREGROUND_BYTES) == (fork_number == 1));
     }
 }
 
@@ -100,5 +115,6 @@ int main(void) {
     in_child(test_fork_gives_back_once_an_epoch);
     in_child(test_child_keeps_little);
     in_child(test_fork_gives_back);
+    in_child(test_fork_of_one_thread_gives_back);
     return 0;
 }

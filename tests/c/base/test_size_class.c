@@ -6,6 +6,8 @@
 
 #include "check.h"
 
+#include <string.h>
+
 static struct size_classes classes;
 static size_t page_size;
 
@@ -83,6 +85,31 @@ static void test_multiples_of_alignments(void) {
     }
 }
 
+/* The coarse table: few classes, and the alignments as before. A fine one replaces it, but for entries that
+ * are switched off. */
+static void test_coarse_table(void) {
+    struct size_classes fine = classes;
+    CHECK(!small_sizes_are_coarse(classes.small));
+    small_sizes_coarsen(classes.small);
+    CHECK(small_sizes_are_coarse(classes.small));
+    size_t sizes[4] = {0};
+    size_t count = 0;
+    for (size_t size = 0; size <= SIZE_TABLE_BYTES; size += SIZE_QUANTUM) {
+        size_t usable = classes.of[size_class_of(&classes, size)].size;
+        CHECK(usable >= size && (usable & (usable - 1)) == 0);
+        if (count == 0 || usable != sizes[count - 1]) {
+            CHECK(count < 4);
+            sizes[count++] = usable;
+        }
+    }
+    test_multiples_of_alignments();
+    classes.small[2] = 0;
+    small_sizes_refine(classes.small);
+    CHECK_EQUAL(classes.small[2], 0);
+    classes.small[2] = fine.small[2];
+    CHECK(memcmp(classes.small, fine.small, sizeof fine.small) == 0);
+}
+
 static void test_caches(void) {
     size_t words = 3 * SIZE_CLASSES;
     size_t bytes = 0;
@@ -111,6 +138,7 @@ int main(void) {
         test_every_class();
         test_powers_of_two();
         test_multiples_of_alignments();
+        test_coarse_table();
         test_caches();
     }
     return 0;

@@ -555,7 +555,6 @@ static void check_stacks(void) {
 
 /* A push compares with the newest; below a stack's bottom lies nobody's. */
 static void check_newest(void) {
-    const uint32_t last = classes.count - 1;
     for (uint32_t size_class = 1; size_class < classes.count; ++size_class) {
         void *block;
         cpu_cache_open(&caches, size_class);
@@ -570,16 +569,50 @@ static void check_newest(void) {
         CHECK(pop_one(size_class, &block) && block == token(0));
         CHECK(!cpu_cache_is_newest(&caches, size_class, token(0)) &&
               !cpu_cache_is_newest(&caches, size_class, token(1)));
-        uint32_t below = size_class == 1
-                             ? 3 * SIZE_CLASSES
-                             : caches.start_of[size_class - 1] + classes.of[size_class - 1].max_cached;
-        CHECK_EQUAL(caches.start_of[size_class] - below, 1);
-        uint32_t grown_below =
-            size_class == 1 ? caches.start_of[last] + classes.of[last].max_cached
-                            : caches.grown_start_of[size_class - 1] + classes.of[size_class - 1].max_grown;
-        CHECK_EQUAL(caches.grown_start_of[size_class] - grown_below, 1);
     }
     CHECK(!cpu_cache_is_newest(&caches, 0, token(0)));
+    const struct cpu_cache_state *state = &caches.states[cpu_cache_number(&caches)];
+    for (uint32_t size_class = 1; size_class < classes.count; ++size_class) {
+        for (uint32_t other = 1; other < classes.count; ++other) {
+            size_t room = state->moved[other] ? classes.of[other].max_grown : classes.of[other].max_cached;
+            CHECK((size_t)(state->start[size_class] - 1 - state->start[other]) >= room);
+        }
+        CHECK(state->start[size_class] > 3 * SIZE_CLASSES);
+    }
+}
+
+static void flush_all(void) {
+    for (unsigned number = 0; number < caches.count; number++) {
+        cpu_cache_flush(&caches, number, false, count_blocks, NULL);
+    }
+}
+
+/* After a flush, other classes get the room of a stack that was full. A word that is then below a bottom had
+ * a block, which may be in use again and be freed. */
+static void check_room_of_others(void) {
+    enum { FIRST = 1, SECOND = 30, THIRD = 3 };
+    cpu_cache_open(&caches, FIRST);
+    CHECK(push_one(FIRST, token(0))); /* an empty cache is left as it is */
+    flush_all();
+    const struct cpu_cache_state *state = &caches.states[cpu_cache_number(&caches)];
+    cpu_cache_open(&caches, FIRST);
+    CHECK_EQUAL(state->start[SECOND], 0);
+    size_t start = state->start[FIRST];
+    size_t count = 0;
+    while (push_one(FIRST, token(count))) {
+        count++;
+    }
+    flush_all();
+    CHECK_EQUAL(state->start[FIRST], 0);
+    void *block;
+    CHECK(!pop_one(FIRST, &block) && !push_one(FIRST, token(0)));
+    cpu_cache_open(&caches, SECOND);
+    cpu_cache_open(&caches, THIRD);
+    CHECK_EQUAL(state->start[SECOND], start);
+    size_t below = state->start[THIRD] - 1 - start;
+    CHECK(below < count);
+    CHECK(push_one(THIRD, token(below)));
+    CHECK(pop_one(THIRD, &block) && block == token(below));
 }
 
 /* A sequence reads a stack's bottom or end, another thread opens the cache for the first time, and the
@@ -620,6 +653,7 @@ static void check_newest_rseq(void) {
     cpu_caches_start(&caches, CACHE_RSEQ);
     check_half_opened();
     check_newest();
+    check_room_of_others();
 }
 
 static void check_stacks_locked(void) {
@@ -636,6 +670,7 @@ static void check_stacks_locked(void) {
         CHECK(unlocked_pop(&caches, 3, &block) && block == token(3));
         CHECK(!unlocked_pop(&caches, 3, &block));
     }
+    check_room_of_others();
 }
 
 static void *hold_all_locks(void *unused) {
