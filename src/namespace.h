@@ -24,6 +24,7 @@
 #pragma redefine_extname allocate_aligned calmalloc_allocate_aligned
 #pragma redefine_extname allocate_slow calmalloc_allocate_slow
 #pragma redefine_extname allocate_zeroed calmalloc_allocate_zeroed
+#pragma redefine_extname allocator_refine_classes calmalloc_allocator_refine_classes
 #pragma redefine_extname allocator_start calmalloc_allocator_start
 #pragma redefine_extname allocator_trim calmalloc_allocator_trim
 #pragma redefine_extname allocator_use_fast_path calmalloc_allocator_use_fast_path

@@ -98,20 +98,20 @@ static void cache_blocks(uint32_t size_class, void *const *blocks, size_t count)
     }
 }
 
-/* Called if the cache of the class is empty. Takes a magazine, and returns one
- * of its blocks. A program that needs a second magazine of a class is no longer
+/* Called if the cache of the class is empty, or needs its lock. Takes a magazine
+ * if it is empty, and returns one block. A program that needs a second magazine of a class is no longer
  * a small one. */
 static void *refill(uint32_t size_class) {
     requests_notice();
-    if (!cpu_cache_open(&calm_caches, size_class) && small_sizes_are_coarse(calm_all_classes.small)) {
-        small_sizes_refine(calm_all_classes.small);
-        small_sizes_refine(calm_classes.small);
-    }
+    bool first = cpu_cache_open(&calm_caches, size_class);
     void *blocks[MAX_MAGAZINE_BLOCKS];
     size_t wanted = cpu_cache_refill(&calm_caches, size_class, blocks);
     if (wanted == 0) {
         fill_new(blocks[0], size_class);
         return blocks[0];
+    }
+    if (!first) {
+        allocator_refine_classes();
     }
     size_t taken = arena_take_blocks(&calm_arenas, size_class, blocks, wanted);
     if (taken == 0) {

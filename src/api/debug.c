@@ -21,7 +21,7 @@
 #include "os/text.h"
 
 /* Static, because the debugger may call on the small stack of a signal handler.
- * The alignment keeps it from the pages that each program writes. */
+ * The alignment keeps most of it from the pages that each program writes. */
 static _Alignas(4096) struct text answer;
 
 /* ---- spans ---- */
@@ -101,13 +101,14 @@ static void look_through(struct finds *finds, const char *place, unsigned number
     }
 }
 
-/* A stack's bottom is hidden while it is moved or flushed. So all pointers
- * between its first word and its top are searched. */
+/* A stack's bottom is hidden while it is flushed. So all pointers between its
+ * first word and its top are searched. The blocks of a stack that another thread
+ * is moving are not found. */
 static void search_cpu_caches(struct finds *finds, uint32_t size_class, const void *block) {
     const struct cpu_caches *caches = &calm_caches;
     for (unsigned number = 0; caches->states != NULL && number < caches->count; number++) {
         const struct cpu_cache_state *state = &caches->states[number];
-        size_t start = __atomic_load_n(&state->start[size_class], __ATOMIC_RELAXED);
+        size_t start = cpu_cache_start(state, size_class);
         if (atomic_load_explicit(&state->open, memory_order_relaxed) && start != 0) {
             char *cache = cpu_cache_words(caches, state);
             void **first = (void **)(void *)cache + start;

@@ -9,11 +9,13 @@
  *   5 the fork handlers
  *   6 the heap profile, if an option requests it
  *
- * Before a fork (pthread_atfork). After it, steps 2 to 4 in the opposite order.
+ * Before a fork (pthread_atfork). After it, steps 2, 3 and 5 in the opposite
+ * order.
  *   1 waking the threads that sleep on a lock
  *   2 the locks of stdio
  *   3 the locks of the heap profile
- *   4 the locks of the arena
+ *   4 purging free memory
+ *   5 the locks of the arena
  * The child first renews what belongs to one process: for example the counters,
  * the seed of placing, and requests.
  *
@@ -22,8 +24,8 @@
  *   2 the report is written
  *   3 the helper ends
  *
- * A process without other threads holds no lock over a fork; it only prevents
- * the start of a helper. No fork handler needs ready_lock, because the handlers
+ * A process without other threads holds no lock over a fork; it only purges, and
+ * prevents the start of a helper. No fork handler needs ready_lock, because the handlers
  * are registered after the start.
  */
 #include "api/counters.h"
@@ -86,8 +88,8 @@ static unsigned forks_with_locks; /* nested forks that hold the locks */
 
 static void allocator_before_fork(void) {
     verify_heap();
-    arena_shrink_for_fork(&calm_arenas);
     if (forks_with_locks == 0 && forks_single()) {
+        arena_shrink_for_fork(&calm_arenas);
         if (!forked_single) {
             forked_single = true;
         }
@@ -103,6 +105,7 @@ static void allocator_before_fork(void) {
         stdio_before_fork();
     }
     heap_profile_before_fork();
+    arena_shrink_for_fork(&calm_arenas); /* waits for locks, so not before the first step */
     arena_before_fork(&calm_arenas);
     family_before_fork(&calm_arenas.epoch.family);
     forks_with_locks++;

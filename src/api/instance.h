@@ -65,4 +65,7 @@ static inline bool allocator_ensure_started(void) {
  * with the new value of each entry. */
 void allocator_use_fast_path(bool use);
 
+/* Gives each size its own class. Any thread may call it at any time. */
+void allocator_refine_classes(void);
+
 #endif

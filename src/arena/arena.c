@@ -216,7 +216,8 @@ void arena_shrink_for_fork(struct arenas *arenas) {
      * Forks therefore purge at most once in that time. */
     size_t pause = (size_t)(arenas->work->demand.break_even_s * 1e9 / (double)DEMAND_EPOCH_NS);
     size_t epoch = 1 + arenas->work->demand.epochs;
-    if (arenas->purger.fork_epoch == 0 || epoch > arenas->purger.fork_epoch + pause) {
+    bool over = is_over(arenas, totals.dirty, limit.max); /* another thread may have purged meanwhile */
+    if (over && (arenas->purger.fork_epoch == 0 || epoch > arenas->purger.fork_epoch + pause)) {
         arenas->purger.fork_epoch = epoch;
         purge_down(arenas, limit.keep, limit.max, REASON_LIMIT);
     }

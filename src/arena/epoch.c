@@ -79,19 +79,24 @@ static uint64_t count_checks(const struct arenas *arenas) {
     return checks;
 }
 
-/* Begins an epoch of each arena. Returns the pages that have faulted so far, and
- * stores the totals. */
-static size_t begin_epoch(struct arenas *arenas, struct levels *totals) {
-    size_t faulted = 0;
+/* Pages, of all arenas, since the start. */
+struct fault_counts {
+    size_t faulted, sparse; /* see struct runs */
+};
+
+/* Begins an epoch of each arena. Returns the counts, and stores the totals. */
+static struct fault_counts begin_epoch(struct arenas *arenas, struct levels *totals) {
+    struct fault_counts counts = {0};
     unsigned number = 0;
     for (struct arena *arena; (arena = arena_next(arenas, &number)) != NULL;) {
         heap_lock(arena);
-        faulted += arena->heap.runs.faulted_pages;
-        arena->heap.runs.now++;
+        counts.faulted += arena->heap.runs.faulted_pages;
+        counts.sparse += arena->heap.runs.sparse_pages;
+        runs_set_now(&arena->heap.runs, runs_now(&arena->heap.runs) + 1U);
         heap_unlock(arena);
     }
     *totals = report_all(arenas);
-    return faulted;
+    return counts;
 }
 
 /* Returns what the epoch showed, and begins the next one. The caller holds the
@@ -99,8 +104,8 @@ static size_t begin_epoch(struct arenas *arenas, struct levels *totals) {
 static struct demand_epoch read_epoch(struct arenas *arenas, double ns) {
     end_backoff(arenas);
     struct levels totals;
-    size_t faulted = begin_epoch(arenas, &totals);
-    calm_assert(faulted >= arenas->epoch.faulted_pages, faulted, arenas->epoch.faulted_pages);
+    struct fault_counts counts = begin_epoch(arenas, &totals);
+    calm_assert(counts.faulted >= arenas->epoch.faulted_pages, counts.faulted, arenas->epoch.faulted_pages);
     size_t used = totals.used;
     size_t dirty = totals.dirty;
     struct demand_epoch epoch = {
@@ -109,7 +114,8 @@ static struct demand_epoch read_epoch(struct arenas *arenas, double ns) {
         .used_last = used,
         .max_held = size_max(get_total(&arenas->limit.max_held), used + dirty),
         .purged_pages = arenas->epoch.purged_pages,
-        .faulted_pages = faulted - arenas->epoch.faulted_pages,
+        .faulted_pages = counts.faulted - arenas->epoch.faulted_pages,
+        .sparse_pages = counts.sparse - arenas->epoch.sparse_pages,
         .purge_ns = (double)arenas->epoch.purge_ns,
     };
     atomic_store_explicit(&arenas->limit.max_used, used, memory_order_relaxed);
@@ -125,7 +131,8 @@ static struct demand_epoch read_epoch(struct arenas *arenas, double ns) {
     bool untouched = checks == atomic_load_explicit(&arenas->epoch.checks, memory_order_relaxed);
     atomic_store_explicit(&arenas->epoch.checks, checks, memory_order_relaxed);
     arenas->epoch.untouched = untouched ? arenas->epoch.untouched + 1 : 0;
-    arenas->epoch.faulted_pages = faulted;
+    arenas->epoch.faulted_pages = counts.faulted;
+    arenas->epoch.sparse_pages = counts.sparse;
     arenas->epoch.purge_ns = 0;
     arenas->epoch.purged_pages = 0;
     epoch.cpu_ns = cpu_ns_used(arenas, ns);

@@ -104,9 +104,9 @@ static inline struct limit limit_if_background(const struct arenas *arenas, stru
 /* Returns the limit on what a fork shares with the child. */
 static inline struct limit limit_at_fork(const struct arenas *arenas, struct levels totals) {
     struct retention_terms terms = terms_now(arenas);
-    size_t most = retention_little_bytes(&terms) >> page_shift(arenas);
+    size_t most = size_max(retention_little_bytes(&terms) >> page_shift(arenas), MIN_LIMIT_PAGES);
     struct limit limit = limit_by(arenas, &terms, totals);
-    return limit.max <= most ? limit : (struct limit){most, most / 2};
+    return limit.max <= most || !terms.adaptive ? limit : (struct limit){most, most / 2};
 }
 
 /* Returns the limit on free and prefaulted pages together. */

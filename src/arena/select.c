@@ -46,7 +46,7 @@ bool arena_start(struct arenas *arenas, unsigned number) {
                          ? heap_init_part(&arena->heap, first->classes, &arenas->map, number)
                          : heap_init(&arena->heap, first->classes, HEAP_SPACE_BYTES);
         arena->heap.runs.region_pages = arena->heap.space.quanta > 0 ? first->runs.region_pages : 0;
-        arena->heap.runs.now = first->runs.now;
+        runs_set_now(&arena->heap.runs, runs_now(&first->runs));
         /* A fork takes the locks of all arenas below `started` that are ready. */
         uint32_t started = atomic_load_explicit(&arenas->started, memory_order_relaxed);
         if (ready && started <= number) {

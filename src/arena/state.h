@@ -190,6 +190,7 @@ struct epoch {
     uint64_t purged_pages;
     size_t dirty_pages; /* the dirty pages when the epoch began */
     size_t faulted_pages;
+    size_t sparse_pages;
 };
 
 /* What only epochs and purges use, and is large. Under the purger's lock. */

@@ -111,11 +111,11 @@ void small_sizes_coarsen(uint8_t *small) {
 
 /* NOLINTNEXTLINE(readability-non-const-parameter): the builtin writes */
 void small_sizes_refine(uint8_t *small) {
-    for (size_t i = 0; i < SMALL_SIZES; i++) {
+    for (size_t i = SMALL_SIZES; i-- > 0;) {
         uint8_t old = __atomic_load_n(&small[i], __ATOMIC_RELAXED);
         if (old != 0) {
             __atomic_compare_exchange_n(&small[i], &old, fine_class(i * SIZE_QUANTUM), false,
-                                        __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+                                        __ATOMIC_RELEASE, __ATOMIC_RELAXED);
         }
     }
 }

@@ -194,18 +194,22 @@ static uint32_t class_after(const struct cpu_caches *caches, const struct cpu_ca
  */
 static void give_room(const struct cpu_caches *caches, struct cpu_cache_state *state, uint32_t size_class,
                       size_t words) {
-    state->start[size_class] = (uint16_t)(state->next + 1);
+    __atomic_store_n(&state->start[size_class], (uint16_t)(state->next + 1), __ATOMIC_RELAXED);
     state->next = (uint16_t)(state->next + 1 + words);
     calm_assert(lock_is_mine(&state->lock) && state->next <= CPU_CACHE_BYTES / 8, size_class, state->next);
     start_of(caches, state, size_class)[-1] = NULL;
 }
 
-/* Takes the room from all stacks, which are closed and empty. */
+/* Takes the room from all stacks. They are closed, and their blocks were
+ * flushed, or lost at a fork. */
 static void take_room(struct cpu_cache_state *state) {
     state->next = FIRST_WORD;
-    memset(state->start, 0, sizeof state->start);
-    memset(state->moved, 0, sizeof state->moved);
     state->grown_bytes = 0;
+    for (uint32_t size_class = 0; size_class < SIZE_CLASSES; size_class++) {
+        __atomic_store_n(&state->start[size_class], 0, __ATOMIC_RELAXED);
+        state->moved[size_class] = false;
+        turns_restart(&state->turns[size_class]);
+    }
 }
 
 /* Restarts the sequences under way. Once it returns true, no sequence is left
@@ -251,8 +255,8 @@ bool cpu_cache_open(struct cpu_caches *caches, uint32_t size_class) {
     }
     char *cache = cpu_cache_words(caches, state);
     struct stack *stack = stack_of(cache, size_class);
-    if (is_open(state) && stack_end(stack) != NULL) {
-        return false;
+    if (is_open(state) && cpu_cache_start(state, size_class) != 0) {
+        return false; /* a flush may have closed the stack; the caller then bypasses it */
     }
     lock_acquire(&state->lock);
     if (!is_open(state) && vm_commit(cache, CPU_CACHE_BYTES)) {

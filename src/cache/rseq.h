@@ -14,11 +14,11 @@
  * if its instruction pointer is between the labels.
  *
  * A sequence reads a stack's bottom or end before its top. A thread that opens
- * a closed cache writes them in the opposite order, and x86-64 keeps the order
- * of loads and of stores. A sequence that finds the cache open therefore finds
- * the top that belongs to the opened cache. A sequence that finds the cache
- * closed leaves, whatever the top is. It also leaves a cache of zeros, which
- * another thread is about to open for the first time.
+ * a closed stack writes them in the opposite order, and x86-64 keeps the order
+ * of loads and of stores. A sequence that finds the stack open therefore finds
+ * the top that belongs to it. A sequence that finds the stack closed leaves,
+ * whatever the top is. It also leaves the zeros of a stack that never had room,
+ * and that another thread is about to open.
  *
  * A sequence returns its result in the flags, or in a register. It does not
  * jump to labels of C, since gcc 12 loses the output values of such an asm

@@ -116,6 +116,12 @@ static inline char *cpu_cache_words(const struct cpu_caches *caches, const struc
     return caches->base + ((size_t)(state - caches->states) << CPU_CACHE_SHIFT);
 }
 
+/* Returns the number of the first word of a class's stack, or 0 if it has no
+ * room. Without the cache's lock, the stack may move meanwhile. */
+static inline size_t cpu_cache_start(const struct cpu_cache_state *state, uint32_t size_class) {
+    return __atomic_load_n(&state->start[size_class], __ATOMIC_RELAXED);
+}
+
 /* ---- the words of a stack ---- */
 
 /* A thread writes these words under the cache's lock, or in a sequence on the

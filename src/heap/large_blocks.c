@@ -25,6 +25,7 @@ void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, enum 
                 pages);
     /* Pages that are moved to a block cause no faults. */
     heap->runs.faulted_pages += *zero && choice != RUN_FOR_MOVE ? pages : 0;
+    heap->runs.sparse_pages += *zero && choice == RUN_FOR_SPARSE ? pages : 0;
     span->state = SPAN_LARGE;
     span->offset = 0;
     span->colored = span->huge && colored;

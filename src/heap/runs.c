@@ -44,7 +44,7 @@ static void insert(struct runs *runs, struct span *span, bool clean) {
     set->filled[bin / 64] |= (uint64_t)1 << (bin % 64);
     set->pages += span->pages;
     if (!clean) {
-        span->dirty_since = runs->now;
+        span->dirty_since = runs_now(runs);
         span_ages_append(&runs->dirty_ages, span);
     }
     space_mark_ends(runs->space, span);

@@ -32,8 +32,11 @@ enum run_kind { RUN_DIRTY, RUN_CLEAN, RUN_HUGE_DIRTY, RUN_HUGE_CLEAN, RUN_KINDS 
 struct runs {
     struct space *space;
     struct span_ages dirty_ages; /* of all dirty runs, inside and outside regions */
-    uint16_t now; /* the time that ages are measured in: the caller advances it, and it wraps around */
+    /* The time that ages are measured in. The caller advances it, and it wraps
+     * around. Other threads may read it. */
+    _Atomic(uint16_t) now;
     size_t faulted_pages; /* clean pages that became used or dirty; the next touch of each is a fault */
+    size_t sparse_pages;  /* those of them that a request preferred to dirty ones */
     size_t region_pages;  /* the number of pages of a huge-page region; 0 (initially): no region is made */
     size_t regions;       /* the number of regions requested so far */
     uint64_t huge_pages_made; /* pages that counted as dirty when their region was made, before their use */
@@ -95,9 +98,17 @@ static inline uint64_t runs_address_page(const struct runs *runs, const struct s
     return (uint64_t)(uintptr_t)span->base >> runs->space->page_shift;
 }
 
+static inline uint16_t runs_now(const struct runs *runs) {
+    return atomic_load_explicit(&runs->now, memory_order_relaxed);
+}
+
+static inline void runs_set_now(struct runs *runs, unsigned now) {
+    atomic_store_explicit(&runs->now, (uint16_t)now, memory_order_relaxed);
+}
+
 /* Returns for how long a run has been dirty. */
 static inline uint16_t runs_age(const struct runs *runs, const struct span *run) {
-    return (uint16_t)(runs->now - run->dirty_since);
+    return (uint16_t)(runs_now(runs) - run->dirty_since);
 }
 
 /* Returns whether a dirty run outside huge-page regions has this many pages. */

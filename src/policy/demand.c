@@ -223,13 +223,14 @@ static double lower_of(double a, double b) {
     return a < b ? a : b;
 }
 
-/* Returns the number of pages whose purge was wasted. Growth beyond what was kept explains faults, too, but
- * is no fragmentation. */
+/* Returns the number of pages whose purge was wasted: as many as those of which the next fault could have
+ * been saved. Growth beyond what was kept explains faults, too, but is no fragmentation. */
 static double record_fragmentation(struct demand *demand, const struct demand_epoch *epoch, double page_ns) {
-    double wasted = lower_of((double)epoch->faulted_pages, demand->absent_pages);
+    size_t avoidable = size_minus(epoch->faulted_pages, epoch->sparse_pages);
+    double wasted = lower_of((double)avoidable, demand->absent_pages);
     calm_assert(wasted >= 0 && wasted <= demand->absent_pages);
     size_t grown = size_minus(epoch->max_used, demand->peak_pages);
-    size_t unexplained = size_minus(epoch->faulted_pages, grown);
+    size_t unexplained = size_min(size_minus(epoch->faulted_pages, grown), avoidable);
     demand->fragmented_ns += lower_of((double)unexplained, wasted) * page_ns;
     demand->absent_pages += (double)epoch->purged_pages - wasted;
     demand->absent_ns += demand->absent_pages * page_ns * (epoch->ns / 1e9) / demand->break_even_s;

@@ -59,6 +59,7 @@ struct demand_epoch {
     size_t max_held;      /* highest number of pages that were in use, or free and perhaps resident */
     size_t purged_pages;  /* purged in this epoch */
     size_t faulted_pages; /* taken into use while not resident */
+    size_t sparse_pages;  /* those of them for which free resident pages would not have been used */
     double purge_ns;      /* CPU time spent purging */
 };
 

@@ -22,12 +22,13 @@ def memory_of_a_shell(preload: Path | None) -> tuple[int, int]:
         ["sh", "-c", "echo ready; read line"], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     with shell:
-        assert shell.stdout is not None and shell.stdout.readline() == b"ready\n"
+        assert shell.stdout is not None
+        assert shell.stdout.readline() == b"ready\n"
         process = Path(f"/proc/{shell.pid}")
         lines = [line.split() for line in (process / "smaps_rollup").read_text().splitlines()]
-        private = {name: int(value) * KIB for name, value, *_ in lines if name == "Anonymous:"}
+        memory = next(int(value) * KIB for name, value, *_ in lines if name == "Anonymous:")
         faults = int((process / "stat").read_text().rpartition(")")[2].split()[7])
-    return private["Anonymous:"], faults
+    return memory, faults
 
 
 def test_a_small_program_has_few_pages() -> None:

@@ -232,8 +232,10 @@ static void reallocate_one(struct input *input) {
         struct block moved = *slot;
         moved.start = block;
         blocks_check(&moved, slot->bytes < size ? slot->bytes : size);
-        /* A block stays as it is if there is no memory for a shorter one. */
-        bool stays = block == slot->start && size < slot->bytes && may_fail();
+        /* A block stays as it is if there is no memory for a shorter one. A block whose pages were moved
+         * stays until it shrinks to half. */
+        bool is_half = size + 2 * vm_page_size() >= slot->bytes / 2;
+        bool stays = block == slot->start && size < slot->bytes && (may_fail() || is_half);
         slot->start = NULL;
         add_within(slot, block, size, stays ? moved.bytes : size, 16);
     } else {

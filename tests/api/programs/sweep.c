@@ -108,10 +108,23 @@ static void check_and_free(struct piece *pieces, size_t count) {
     }
 }
 
+/* Small programs have few classes, which waste more. */
+static void be_no_small_program(void) {
+    static void *blocks[300];
+    for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++) {
+        blocks[i] = malloc(64);
+        CHECK(blocks[i] != NULL);
+    }
+    for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++) {
+        free(blocks[i]);
+    }
+}
+
 /* Two blocks of each size live together, every usable byte of them filled. */
 static void sweep_sizes(const char *argument) {
     size_t step = step_of(argument), capacity = 20000, count = 0;
     struct piece *pieces = own_pages(capacity * sizeof *pieces);
+    be_no_small_program();
     for (size_t bytes = 0; bytes <= 70000; bytes += bytes < 2048 ? step : 37 * step) {
         for (int twice = 0; twice < 2; twice++) {
             CHECK(count < capacity);
@@ -284,6 +297,7 @@ static unsigned char byte_at(size_t i) {
 static void sweep_realloc(const char *argument) {
     size_t step = step_of(argument), held = 0;
     pair_step = step > 4 ? 4 : 1;
+    be_no_small_program();
     realloc_pairs(0);
     unsigned char *block = NULL;
     for (size_t bytes = step; bytes <= 40000; bytes += step) {

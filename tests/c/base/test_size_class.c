@@ -92,15 +92,11 @@ static void test_coarse_table(void) {
     CHECK(!small_sizes_are_coarse(classes.small));
     small_sizes_coarsen(classes.small);
     CHECK(small_sizes_are_coarse(classes.small));
-    size_t sizes[4] = {0};
-    size_t count = 0;
+    static const size_t sizes[] = {64, 256, 1024};
+    size_t number = 0;
     for (size_t size = 0; size <= SIZE_TABLE_BYTES; size += SIZE_QUANTUM) {
-        size_t usable = classes.of[size_class_of(&classes, size)].size;
-        CHECK(usable >= size && (usable & (usable - 1)) == 0);
-        if (count == 0 || usable != sizes[count - 1]) {
-            CHECK(count < 4);
-            sizes[count++] = usable;
-        }
+        number += size > sizes[number];
+        CHECK_EQUAL(classes.of[size_class_of(&classes, size)].size, sizes[number]);
     }
     test_multiples_of_alignments();
     classes.small[2] = 0;

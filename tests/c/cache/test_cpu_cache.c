@@ -450,6 +450,19 @@ static void check_growth(void) {
     CHECK(grown_bytes <= MAX_GROWN_BYTES && grown_bytes > MAX_GROWN_BYTES / 2);
 }
 
+/* Each stack of the caller's cache has words that no other has; and so is the word below it. */
+static void check_rooms(void) {
+    const struct cpu_cache_state *state = &caches.states[cpu_cache_number(&caches)];
+    for (uint32_t size_class = 1; size_class < classes.count; ++size_class) {
+        size_t below = (size_t)state->start[size_class] - 1;
+        CHECK(state->start[size_class] == 0 || below >= 3 * SIZE_CLASSES);
+        for (uint32_t other = 1; other < classes.count && state->start[size_class] != 0; ++other) {
+            size_t room = state->moved[other] ? classes.of[other].max_grown : classes.of[other].max_cached;
+            CHECK(state->start[other] == 0 || below - state->start[other] >= room);
+        }
+    }
+}
+
 /* A stack that grows for the first time moves, with what is in it. */
 static void check_move(void) {
     const uint32_t size_class = 6;
@@ -470,6 +483,11 @@ static void check_move(void) {
     turn(size_class, GROWTH_TURNS, true);
     CHECK_EQUAL(cpu_caches_blocks(&caches, &bytes), held);
     CHECK_EQUAL(bytes, held_bytes);
+    CHECK(caches.states[cpu_cache_number(&caches)].moved[size_class]);
+    for (uint32_t other = 1; other < 12; other++) {
+        cpu_cache_open(&caches, other);
+    }
+    check_rooms();
     CHECK(push_one(size_class, token(count)));
     void *block;
     for (size_t i = count + 1; i-- > 0;) {
@@ -571,14 +589,7 @@ static void check_newest(void) {
               !cpu_cache_is_newest(&caches, size_class, token(1)));
     }
     CHECK(!cpu_cache_is_newest(&caches, 0, token(0)));
-    const struct cpu_cache_state *state = &caches.states[cpu_cache_number(&caches)];
-    for (uint32_t size_class = 1; size_class < classes.count; ++size_class) {
-        for (uint32_t other = 1; other < classes.count; ++other) {
-            size_t room = state->moved[other] ? classes.of[other].max_grown : classes.of[other].max_cached;
-            CHECK((size_t)(state->start[size_class] - 1 - state->start[other]) >= room);
-        }
-        CHECK(state->start[size_class] > 3 * SIZE_CLASSES);
-    }
+    check_rooms();
 }
 
 static void flush_all(void) {
@@ -611,6 +622,7 @@ static void check_room_of_others(void) {
     CHECK_EQUAL(state->start[SECOND], start);
     size_t below = state->start[THIRD] - 1 - start;
     CHECK(below < count);
+    CHECK(!cpu_cache_is_newest(&caches, THIRD, token(below)));
     CHECK(push_one(THIRD, token(below)));
     CHECK(pop_one(THIRD, &block) && block == token(below));
 }

@@ -251,6 +251,20 @@ static void test_growth_is_no_fragmentation(void) {
     CHECK_EQUAL(demand_surplus_pages(&demand), 0);
 }
 
+/* Nor does one whose blocks would have taken clean pages in any case. */
+static void test_sparse_blocks_are_no_fragmentation(void) {
+    for (int sparse = 0; sparse < 2; sparse++) {
+        start();
+        churn(50000, 0);
+        struct demand_epoch last = epoch(1000);
+        last.max_held = 5000;
+        last.faulted_pages = 50000;
+        last.sparse_pages = sparse ? 50000 : 0;
+        CHECK((demand_record(&demand, &last, price).wasted_ns == 0) == sparse);
+        CHECK((demand_surplus_pages(&demand) == 0) == sparse);
+    }
+}
+
 /* What was given back long ago counts the less. */
 static void test_old_purges_fade(void) {
     start();
@@ -352,6 +366,7 @@ int main(void) {
     test_forgets_over_fork();
     test_fragmentation();
     test_growth_is_no_fragmentation();
+    test_sparse_blocks_are_no_fragmentation();
     test_old_purges_fade();
     test_expected_gaps();
     test_adversaries();
