@@ -298,7 +298,7 @@ void *allocate_zeroed(size_t count, size_t size) {
     return __builtin_expect(found, 1) ? clear_block(block, bytes) : allocate_zeroed_slow(bytes);
 }
 
-size_t usable_size(const void *block) {
+static SLOW size_t usable_size_slow(const void *block) {
     if (sanitizer_is_there()) {
         return __interceptor_malloc_usable_size((void *)(uintptr_t)block);
     }
@@ -308,6 +308,14 @@ size_t usable_size(const void *block) {
     }
     const struct span *span = heap_large_span(heap_of(&calm_arenas, block), block);
     return span == NULL ? 0 : (size_t)span->pages * page_bytes(&calm_arenas) - span->offset;
+}
+
+/* Some programs, such as redis, ask for each block that they allocate or
+ * free. */
+size_t usable_size(const void *block) {
+    uint32_t size_class;
+    bool small = find_class(block, &size_class) && size_class != 0;
+    return __builtin_expect(small, 1) ? calm_all_classes.of[size_class].size : usable_size_slow(block);
 }
 
 /* Returns whether a block may stay where it is: it is large enough, and less
