@@ -99,8 +99,8 @@ static void cache_blocks(uint32_t size_class, void *const *blocks, size_t count)
 }
 
 /* Called if the cache of the class is empty, or needs its lock. Takes a magazine
- * if it is empty, and returns one block. A program that needs a second magazine of a class is no longer
- * a small one. */
+ * if it is empty, and returns one block. A program that needs a second magazine
+ * of a class is no longer a small one. */
 static void *refill(uint32_t size_class) {
     requests_notice();
     bool first = cpu_cache_open(&calm_caches, size_class);

@@ -25,8 +25,8 @@
  *   3 the helper ends
  *
  * A process without other threads holds no lock over a fork; it only purges, and
- * prevents the start of a helper. No fork handler needs ready_lock, because the handlers
- * are registered after the start.
+ * prevents the start of a helper. No fork handler needs ready_lock, because the
+ * handlers are registered after the start.
  */
 #include "api/counters.h"
 #include "api/features.h"

@@ -25,7 +25,7 @@ void allocator_use_fast_path(bool use) {
     }
 }
 
-/* A child of a fork that another thread's call was interrupted by finds at least
+/* If a fork happens while another thread is in here, the child finds at least
  * one of the tables coarse, and refines both. */
 void allocator_refine_classes(void) {
     if (small_sizes_are_coarse(calm_all_classes.small) || small_sizes_are_coarse(calm_classes.small)) {

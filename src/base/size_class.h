@@ -63,8 +63,8 @@ void size_classes_fill(struct size_classes *classes, size_t page_size);
 
 /* Makes a table of small sizes coarse. */
 void small_sizes_coarsen(uint8_t *small);
-/* Makes it fine, from the last entry to the first, by which a reader tells the two
- * kinds of tables apart. Entries that are 0 stay 0. */
+/* Makes it fine, from the last entry to the first, which tells the two kinds of
+ * tables apart. Entries that are 0 stay 0. */
 void small_sizes_refine(uint8_t *small);
 
 static inline bool small_sizes_are_coarse(const uint8_t *small) {

@@ -25,7 +25,8 @@
  *
  * Layers do not show fragmentation, that is, free pages that do not fit the
  * requested sizes. Its cost shows it. A purged page, together with a later
- * fault that the level of use does not explain, counts as a wasted purge. The
+ * fault that the level of use does not explain, counts as a wasted purge, unless
+ * the faulting block would have taken clean pages in any case. The
  * surplus is the memory that was held besides the layers. It is kept, too,
  * while the program is busy and the wasted purges cost more than keeping the
  * purged pages would have.
