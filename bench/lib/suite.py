@@ -22,7 +22,7 @@ from .results import REPOSITORY, Store, compact
 NAME = "suite"
 _CALM = str(REPOSITORY / "bin/calm")
 SUMMARY = ("summary",)
-DETAILS = ("time", "peak", "average", "shootdowns", "latency", "worst")
+DETAILS = ("peers", "time", "peak", "average", "shootdowns", "latency", "worst")
 
 
 def result(folder: Path, name: str = NAME) -> Path:

@@ -88,6 +88,7 @@ SERVERS: Mapping[str, Server] = {
     "nginx": Server("server.pid", signal.SIGQUIT, 400),
     "node": Server("server.pid", signal.SIGTERM, 32),
     "aiohttp": Server("server.pid", signal.SIGTERM, 32),
+    "puma": Server("server.pid", signal.SIGTERM, 32),
     "postgres": Server(f"{POSTGRES_DATA}/postmaster.pid", signal.SIGINT, 8),
 }
 

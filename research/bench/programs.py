@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from calm.core.errors import USAGE, CalmError
-from research.bench import clients, inputs, services
+from research.bench import applications, clients, inputs, services
 from research.bench.cases import Case, Prepared
 from research.bench.results import COST, Metric
 from research.bench.workloads import PERIODIC
@@ -34,7 +34,8 @@ _BEHIND_THE_PRELOAD = 'LD_PRELOAD="${LD_PRELOAD:+$LD_PRELOAD:}libc.so.6" exec "$
 
 def _write_inputs(program: inputs.Program, folder: Path) -> None:
     """Writes a program's inputs, unless the folder has those that this version writes."""
-    stamp, made_by = folder / _STAMP, hashlib.sha256(Path(inputs.__file__).read_bytes()).hexdigest()
+    written_by = (Path(__file__).with_name(name).read_bytes() for name in ("inputs.py", "applications.py"))
+    stamp, made_by = folder / _STAMP, hashlib.sha256(b"".join(written_by)).hexdigest()
     if not stamp.is_file() or stamp.read_text() != made_by:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -149,7 +150,7 @@ SERVERS = (
 )
 
 CASES: tuple[Case, ...] = (
-    *(_program(program) for program in (*inputs.PROGRAMS, *inputs.FURTHER_PROGRAMS)),
+    *(_program(program) for program in (*inputs.PROGRAMS, *inputs.FURTHER_PROGRAMS, *applications.PROGRAMS)),
     *SERVERS,
     *services.CASES,
 )

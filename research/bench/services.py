@@ -117,6 +117,28 @@ web.run_app(
 """
 
 
+_PUMA = """
+require "json"
+
+run ->(environment) {
+  orders = JSON.parse(environment["rack.input"].read)
+  regions = orders.group_by { |order| order["region"] }.map do |region, all|
+    total = all.sum { |order| order["items"].sum { |item| item["count"] * item["price"] } }
+    [region, all.size, total, all.map { |order| order["note"].upcase }]
+  end
+  [200, {"Content-Type" => "application/json"}, [JSON.generate(regions.sort)]]
+}
+"""
+_PUMA_OPTIONS = """
+bind "tcp://127.0.0.1:{port}"
+pidfile "server.pid"
+rackup "web.ru"
+threads 4, 4
+quiet
+raise_exception_on_sigterm false
+"""
+
+
 def orders(count: int) -> Iterator[str]:
     """Requests: each a list of 5 to 60 orders in JSON, on a line of its own."""
     rng = random.Random(7)
@@ -176,6 +198,10 @@ def _nginx_files(port: int) -> dict[str, str]:
 
 def _web_files(script: str, text: str, _port: int) -> dict[str, str]:
     return {script: text, load.REQUESTS: "".join(orders(200))}
+
+
+def _puma_files(port: int) -> dict[str, str]:
+    return _web_files("web.ru", _PUMA, port) | {"options.rb": _PUMA_OPTIONS.format(port=port)}
 
 
 def _unprivileged() -> tuple[str, ...]:
@@ -273,5 +299,13 @@ CASES = (
         "python3-aiohttp",
         _WRK,
         python_module="aiohttp",
+    ),
+    _case(
+        "puma",
+        "the same by Ruby on Puma, with four threads",
+        partial(_http, "puma", ("puma", "-C", "options.rb"), _puma_files),
+        "puma",
+        "puma",
+        _WRK,
     ),
 )

@@ -186,18 +186,26 @@ def shootdown_grid(analysis: Analysis) -> Grid:
 
 
 def peer_grid(analysis: Analysis) -> Grid:
+    """Each row's best peer, and how far the subject is from it: rows that the subject loses come first."""
+    subject, rows = analysis.subject, analysis.results.rows
+    beaten_by: dict[str, list[str]] = {}
+    for each in analysis.beaten:
+        beaten_by.setdefault(each.row, []).append(each.peer)
     grid = Grid(
-        f"{analysis.subject} against the best peer of each row (ratio, {CONFIDENCE:.0%} interval)",
-        ["", *(what.title for what in _SIDE_BY_SIDE)],
+        f"{subject} against the best peer of each row (ratio, {CONFIDENCE:.0%} interval)",
+        ["", *(what.title for what in _SIDE_BY_SIDE), "beaten in both by"],
     )
-    for index, row in enumerate(analysis.results.rows if analysis.peers else ()):
+    in_order = sorted(range(len(rows)), key=lambda index: rows[index].name not in beaten_by)
+    for index in in_order if analysis.peers else ():
         cells = []
         for what in _SIDE_BY_SIDE:
             ranking, found = analysis.rankings[what.key][index], analysis.to_best_peer[what.key][index]
             mark = " ~" if ranking.insensitive else ""
             text = f"{found[0]} {ratio_text(found[1])}{mark}" if found else "-"
-            cells += _cells(row, [analysis.subject], {analysis.subject: text})
-        grid.rows.append([row.name, *cells])
+            cells += _cells(rows[index], [subject], {subject: text})
+        grid.rows.append([rows[index].name, *cells, ", ".join(beaten_by.get(rows[index].name, []))])
+    if grid.rows:
+        grid.notes.append(f"below 1: {subject} is the best of all")
     if any(cell.endswith(" ~") for row in grid.rows for cell in row):
         grid.notes.append("~ no difference in this row: it is left out of the means")
     return grid

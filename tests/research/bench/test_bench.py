@@ -156,6 +156,16 @@ def test_rows_that_are_lost_outright(time_s: float, peak: float, expected: list[
     assert ("jemalloc is both faster and smaller" in text) == bool(expected)
 
 
+def test_rows_that_are_lost_come_first_and_name_the_winners() -> None:
+    won = row("won", side("calmalloc", 1.0, 1000), side("glibc", 2.0, 1500), side("jemalloc", 1.5, 1100))
+    lost = row("lost", side("calmalloc", 1.0, 1000), side("glibc", 2.0, 700), side("jemalloc", 0.5, 900))
+    [grid] = tables.grids(analyse(made_up(won, lost)), ["peers"])
+    assert [[cells[0], *cells[1].split()[:2], *cells[2].split()[:2], cells[3]] for cells in grid.rows] == [
+        ["lost", "jemalloc", "2.00", "glibc", "1.43", "jemalloc"],
+        ["won", "jemalloc", "0.67", "jemalloc", "0.91", ""],
+    ]
+
+
 def test_no_row_is_beaten_by_chance() -> None:
     def beaten(*spreads: tuple[float, float, float]) -> int:
         sides = [

@@ -52,6 +52,12 @@ PRINTED = {
     "periodic-pillow": r"\A(31500000\n){6}\Z",
     "periodic-gunicorn": r"\A(\d+\n){6}\Z",
     "periodic-java": r"\A(\d+\n){6}\Z",
+    "duckdb": r"\A(\[\('group 0', .*\]\n\('note \d+', \d+\)\n){3}\Z",
+    "polars": r"\A(\[\('group 0', .*\]\n5000\n){3}\Z",
+    "pyarrow": r"\A(\[\{'name': 'group 0', .*\]\n400000\n){3}\Z",
+    "sklearn": r"\A\(10000, \d+\) [\d.]+ 1.0\n\Z",
+    "php": r"\A(\d+ 5001\n){2}\Z",
+    "cgo": r"\A\d+\n\Z",
     "lua": r"\A819100\t262143\t\d+\t\d+\t\d+\n\Z",
 }
 WRITTEN = {
@@ -59,6 +65,9 @@ WRITTEN = {
     "ghostscript": [f"page-{page}.ppm" for page in range(1, 9)],
     "gcc": ["big.o"],
     "g++": ["big.o"],
+    "clang": ["big.o"],
+    "ffmpeg": ["film.mkv"],
+    "git-gc": ["repository"],
     "rustc": ["libbig.rlib"],
     "pandas": ["orders.csv"],
     "vips": ["sharp.ppm", "edges.ppm", "turned.ppm"],
@@ -174,9 +183,9 @@ def test_names_and_summaries() -> None:
 
 DIGESTS = """
 import hashlib, json, sys
-from research.bench.inputs import FURTHER_PROGRAMS, PROGRAMS
+from research.bench import applications, inputs
 digests = {}
-for program in PROGRAMS + FURTHER_PROGRAMS:
+for program in inputs.PROGRAMS + inputs.FURTHER_PROGRAMS + applications.PROGRAMS:
     for name, pieces in program.inputs.items():
         digest = hashlib.sha256()
         for piece in pieces():
