@@ -107,7 +107,7 @@ static void test_this_machine(void) {
     size_t count = hardware_caches_read("", caches, MAX_HARDWARE_CACHES);
     long line = sysconf(_SC_LEVEL1_DCACHE_LINESIZE);
     long ways = sysconf(_SC_LEVEL1_DCACHE_ASSOC);
-    CHECK(count > 0 || line <= 0);
+    CHECK(count > 0 || ways <= 0);
     if (count > 0 && line > 0 && ways > 0) {
         CHECK_EQUAL(caches[0].level, 1);
         CHECK_EQUAL(caches[0].line_bytes, line);
