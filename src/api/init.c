@@ -192,9 +192,10 @@ static bool start(void) {
     calm_arenas.visited = requests_carry_out;
     /* From here on the fast paths may use the caches. They find class 0 or no
      * cache until both the mode and calm_classes are set. The release store to
-     * calm_ready is for the slow paths. Only on a processor that reorders
-     * stores could a fast path see the mode and calm_classes without the rest,
-     * and the allocator uses no restartable sequences on such processors. */
+     * calm_ready is for the slow paths. A fast path of another thread does not
+     * see the mode and calm_classes without the rest: this is a constructor, or
+     * an allocation before it, and a thread that was started later sees what
+     * its creator saw. */
     cpu_caches_start(&calm_caches, mode);
     if (!filters_allow_all()) {
         epoch_read_machine(&calm_arenas, true); /* a filter may forbid this later */

@@ -35,26 +35,22 @@
 
 #include <linux/sched.h>
 
-/* The number of caches plus each of these is the number of a cache that is
- * never opened. */
-enum closed {
-    SUSPENDED, /* for a child, while the kernel suspends its parent */
-    SHARED,    /* for a child, and afterwards for its parent */
-    ENDED,     /* for a thread whose registration the program ended */
-};
-_Static_assert(ENDED < CLOSED_CACHES, "each has a cache");
-
 static void *own_memory(ptrdiff_t offset) {
     return (char *)thread_pointer() + offset;
 }
 
-static void set_number(enum closed number) {
-    calm_assert(cpu_cache_is_rseq(&calm_caches) && number < CLOSED_CACHES, number);
-    *(volatile uint32_t *)own_memory(calm_caches.rseq.cpu_number) = calm_caches.count + number;
+static void set_number(enum rseq_no_cpu number) {
+    calm_assert(cpu_cache_is_rseq(&calm_caches) && number >= -RSEQ_NUMBERS && number < 0, number);
+    *(volatile int32_t *)own_memory(calm_caches.rseq.cpu_number) = number;
+}
+
+/* Returns the number of the caller's CPU, or why it has none. */
+static int number_now(void) {
+    return cpu_cache_is_rseq(&calm_caches) ? (int)cpu_cache_number(&calm_caches) : 0;
 }
 
 bool registration_is_suspended(void) {
-    return cpu_cache_is_rseq(&calm_caches) && cpu_cache_number(&calm_caches) == calm_caches.count + SUSPENDED;
+    return number_now() == RSEQ_SUSPENDED;
 }
 
 static long registration_syscall(const long *arguments) {
@@ -63,7 +59,7 @@ static long registration_syscall(const long *arguments) {
 
 /* The kernel resets the numbers to those of CPU 0. No signal handler may run
  * before set_number. */
-static long end_registration(const long *arguments, enum closed number) {
+static long end_registration(const long *arguments, enum rseq_no_cpu number) {
     bool blocks = filters_now() != FILTERS_ADDED;
     uint64_t mask = blocks ? thread_block_signals() : 0;
     long result = registration_syscall(arguments);
@@ -76,14 +72,24 @@ static long end_registration(const long *arguments, enum closed number) {
     return result;
 }
 
-bool registration_before_child(uint64_t flags) {
-    if ((flags & (CLONE_VM | CLONE_SETTLS)) != CLONE_VM || !cpu_cache_is_rseq(&calm_caches) ||
-        cpu_cache_number(&calm_caches) >= calm_caches.count || filters_now() == FILTERS_ADDED) {
-        return false;
-    }
+static bool end_own_registration(enum rseq_no_cpu number) {
     const struct rseq_offsets *rseq = &calm_caches.rseq;
     const long end[] = {(long)own_memory(rseq->area), rseq->area_bytes, RSEQ_UNREGISTER, RSEQ_SIGNATURE};
-    return end_registration(end, (flags & CLONE_VFORK) != 0 ? SUSPENDED : SHARED) == 0;
+    return end_registration(end, number) == 0;
+}
+
+/* A child must not find its parent unregistered yet, and register the area for
+ * itself. */
+bool registration_before_child(uint64_t flags) {
+    if ((flags & (CLONE_VM | CLONE_SETTLS)) != CLONE_VM || !cpu_cache_is_rseq(&calm_caches) ||
+        filters_now() == FILTERS_ADDED) {
+        return false;
+    }
+    if (number_now() == RSEQ_UNREGISTERED && calm_caches.rseq.own) {
+        rseq_register();
+    }
+    return number_now() >= 0 &&
+           end_own_registration((flags & CLONE_VFORK) != 0 ? RSEQ_SUSPENDED : RSEQ_SHARED);
 }
 
 static void register_again(void) {
@@ -93,7 +99,7 @@ static void register_again(void) {
      * that the caller is in. */
     *(volatile uint64_t *)own_memory(rseq->area + RSEQ_CS) = 0;
     if (registration_syscall(again) != 0) {
-        set_number(ENDED);
+        set_number(RSEQ_ENDED);
     }
 }
 
@@ -109,25 +115,39 @@ void registration_after_fork(void) {
     }
 }
 
+/* A thread has one area. If the program registers one, this library's yields
+ * to it; the C library's does not. */
 long registration_call(const long *arguments) {
-    bool ends = cpu_cache_is_rseq(&calm_caches) && (arguments[2] & RSEQ_UNREGISTER) != 0 &&
-                arguments[0] == (long)own_memory(calm_caches.rseq.area);
-    return ends ? end_registration(arguments, ENDED) : registration_syscall(arguments);
+    if (!cpu_cache_is_rseq(&calm_caches)) {
+        return registration_syscall(arguments);
+    }
+    bool ends = (arguments[2] & RSEQ_UNREGISTER) != 0;
+    bool same = arguments[0] == (long)own_memory(calm_caches.rseq.area);
+    if (ends && same) {
+        return end_registration(arguments, RSEQ_ENDED);
+    }
+    bool yields =
+        calm_caches.rseq.own && !ends && !same && number_now() >= 0 && end_own_registration(RSEQ_ENDED);
+    long result = registration_syscall(arguments);
+    if (yields && result < 0) {
+        register_again();
+    }
+    return result;
 }
 
-unsigned registration_of_creator(void) {
-    bool registered = !cpu_cache_is_rseq(&calm_caches) || cpu_cache_number(&calm_caches) < calm_caches.count;
-    return registered ? 0 : cpu_cache_number(&calm_caches) - calm_caches.count + 1;
+int registration_of_creator(void) {
+    int number = number_now();
+    return number >= 0 || calm_caches.rseq.own ? 0 : number;
 }
 
-void registration_begin_thread(unsigned creator) {
-    uint32_t cpu = *(const volatile uint32_t *)own_memory(calm_caches.rseq.area + RSEQ_CPU_ID);
-    if ((int)cpu >= 0) {
+void registration_begin_thread(int creator) {
+    int cpu = *(const volatile int32_t *)own_memory(calm_caches.rseq.area + RSEQ_CPU_ID);
+    if (cpu >= 0) {
         return;
     }
-    if (creator == SHARED + 1) {
+    if (creator == RSEQ_SHARED) {
         register_again();
     } else {
-        set_number(ENDED);
+        set_number(RSEQ_ENDED);
     }
 }

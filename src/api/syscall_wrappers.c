@@ -299,6 +299,28 @@ __asm__(".pushsection .text\n\t"
 
 #else
 
+#ifndef CALM_WITHOUT_THREADS
+/* Continues as syscall(SYS_clone, CLONE_VM | CLONE_VFORK | SIGCHLD, 0, ...),
+ * which is vfork on this processor. */
+__asm__(".pushsection .text\n\t"
+        ".globl vfork\n\t"
+        ".type vfork, %function\n\t"
+        ".balign 16\n"
+        "vfork:\n\t"
+        ".cfi_startproc\n\t"
+        "mov x0, #220\n\t"
+        "mov x1, #0x4111\n\t"
+        "mov x2, #0\n\t"
+        "mov x3, #0\n\t"
+        "mov x4, #0\n\t"
+        "mov x5, #0\n\t"
+        "b syscall_in_place\n\t"
+        ".cfi_endproc\n\t"
+        ".size vfork, .-vfork\n\t"
+        ".popsection");
+#endif
+
+/* The kernel keeps all registers but x0, so w9 still has the way afterwards. */
 __asm__(".pushsection .text\n\t"
         ".globl syscall\n\t"
         ".type syscall, %function\n\t"
@@ -311,7 +333,8 @@ __asm__(".pushsection .text\n\t"
         "b.eq 1f\n"
         "2:\n\t"
         "b calm_syscall_by_c\n"
-        "1:\n\t"
+        "1:\n"
+        "syscall_in_place:\n\t"
         "stp x29, x30, [sp, #-64]!\n\t"
         ".cfi_def_cfa_offset 64\n\t"
         ".cfi_offset x29, -64\n\t"
@@ -337,6 +360,8 @@ __asm__(".pushsection .text\n\t"
         "mov x4, x5\n\t"
         "svc 0\n\t"
         "cbz x0, 3f\n\t"
+        "cmp w9, #1\n\t"
+        "b.ne calm_syscall_result_unregistered\n\t"
         "b calm_syscall_result\n"
         "3:\n\t"
         "ret\n\t"

@@ -22,7 +22,7 @@ typedef int start_posix(pthread_t *thread, const pthread_attr_t *attributes, voi
 typedef int start_c11(thrd_t *thread, thrd_start_t run, void *argument);
 
 struct start {
-    unsigned creator;
+    int creator;
     void *(*run)(void *);
     thrd_start_t run_c11;
     void *argument;
@@ -31,7 +31,7 @@ struct start {
 static _Atomic(any_function) next_pthread_create;
 static _Atomic(any_function) next_thrd_create;
 
-static struct start *new_start(unsigned creator, void *argument) {
+static struct start *new_start(int creator, void *argument) {
     struct start *start = allocate(sizeof *start);
     if (start != NULL) {
         *start = (struct start){.creator = creator, .argument = argument};
@@ -71,7 +71,7 @@ static int start_with_room(start_posix *next, pthread_t *thread, const pthread_a
 EXPORT int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
                           void *argument) {
     start_posix *next = (start_posix *)next_of(&next_pthread_create, "pthread_create");
-    unsigned creator = registration_of_creator();
+    int creator = registration_of_creator();
     if (creator == 0 && next != NULL) {
         return start_with_room(next, thread, attributes, run, argument);
     }
@@ -89,7 +89,7 @@ EXPORT int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, v
 
 EXPORT int thrd_create(thrd_t *thread, thrd_start_t run, void *argument) {
     start_c11 *next = (start_c11 *)next_of(&next_thrd_create, "thrd_create");
-    unsigned creator = registration_of_creator();
+    int creator = registration_of_creator();
     if (creator == 0 && next != NULL) {
         return next(thread, run, argument);
     }

@@ -58,18 +58,18 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
     }
     calm_assert(caches->count > 0, caches->count);
     size_t bytes = ((size_t)caches->count + CLOSED_CACHES) * CPU_CACHE_BYTES;
-    caches->base = vm_reserve(bytes);
-    if (caches->base == NULL) {
+    char *words_of_all = vm_reserve(bytes);
+    if (words_of_all == NULL) {
         return false;
     }
     /* The fast path also reads caches that were never opened. */
-    vm_make_readable(caches->base, bytes);
+    vm_make_readable(words_of_all, bytes);
     caches->states = vm_map(caches->count * sizeof *caches->states);
     if (caches->states == NULL) {
-        vm_release(caches->base, bytes);
-        caches->base = NULL;
+        vm_release(words_of_all, bytes);
         return false;
     }
+    caches->base = words_of_all + CLOSED_CACHES * CPU_CACHE_BYTES;
     for (unsigned number = 0; number < usable(caches); number++) {
         lock_set_rank(&caches->states[number].lock, LOCK_CPU_CACHE);
     }
@@ -176,6 +176,14 @@ static void **start_of(const struct cpu_caches *caches, const struct cpu_cache_s
     return (void **)(void *)cpu_cache_words(caches, state) + state->start[size_class];
 }
 
+/* Returns the caller's cache, after an attempt to register a thread that was
+ * not registered yet. */
+static struct cpu_cache_state *own_state_registered(const struct cpu_caches *caches) {
+    bool registers =
+        cpu_cache_is_rseq(caches) && caches->rseq.own && (int)cpu_cache_number(caches) == RSEQ_UNREGISTERED;
+    return registers && !rseq_register() ? NULL : own_state(caches);
+}
+
 /* Returns the next class whose stack has room, or the number of classes. */
 static uint32_t class_after(const struct cpu_caches *caches, const struct cpu_cache_state *state,
                             uint32_t size_class) {
@@ -249,7 +257,7 @@ static void reopen_stacks(const struct cpu_caches *caches, struct cpu_cache_stat
 
 bool cpu_cache_open(struct cpu_caches *caches, uint32_t size_class) {
     calm_assert(size_class > 0 && size_class < caches->classes->count, size_class);
-    struct cpu_cache_state *state = mode_of(caches) == CACHE_OFF ? NULL : own_state(caches);
+    struct cpu_cache_state *state = mode_of(caches) == CACHE_OFF ? NULL : own_state_registered(caches);
     if (state == NULL) {
         return false;
     }

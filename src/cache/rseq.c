@@ -14,6 +14,11 @@ unsigned rseq_node(const struct cpu_caches *caches) {
 
 #if HAS_SEQUENCES
 
+/* These sequences copy before they commit, so an interrupted copy is made
+ * again. `moved` stays 0 if there is nothing to copy. */
+
+#if defined(__x86_64__)
+
 /* Copies %[left] pointers, at least one, from the last to the first. Copies one
  * pointer if their number is odd, and then pairs. */
 #define RSEQ_COPY(from, to)                      \
@@ -30,8 +35,6 @@ unsigned rseq_node(const struct cpu_caches *caches) {
     "jnz 5b\n"                                   \
     "8:\n\t"
 
-/* These sequences copy before they commit, so an interrupted copy is made
- * again. `moved` stays 0 if there is nothing to copy. */
 size_t rseq_pop_some(const struct cpu_caches *caches, uint32_t size_class, void **blocks, uint64_t count) {
     char *stack;
     void **top;
@@ -86,5 +89,72 @@ size_t rseq_push_some(const struct cpu_caches *caches, uint32_t size_class, void
                      : "memory", "cc", "xmm0");
     return moved;
 }
+#else
+
+/* Copies %[left] pointers, at least one, from the last to the first. */
+#define RSEQ_COPY(from, to)                         \
+    "5:\n\t"                                        \
+    "sub %[left], %[left], #1\n\t"                  \
+    "ldr %[block], [" from ", %[left], lsl #3]\n\t" \
+    "str %[block], [" to ", %[left], lsl #3]\n\t"   \
+    "cbnz %[left], 5b\n\t"
+
+size_t rseq_pop_some(const struct cpu_caches *caches, uint32_t size_class, void **blocks, uint64_t count) {
+    char *stack;
+    void **top;
+    uint64_t taken;
+    uint64_t left;
+    uint64_t moved;
+    void *block;
+    __asm__ volatile(RSEQ_BEGIN "mov %[moved], xzr\n\t"
+                                "add %[taken], %[stack], %[bottom]\n\t"
+                                "ldar %[taken], [%[taken]]\n\t"
+                                "ldr %[top], [%[stack]]\n\t"
+                                "adds %[taken], %[taken], %[top]\n\t"
+                                "b.cc 6f\n\t"
+                                "add %[taken], %[taken], #1\n\t"
+                                "lsr %[taken], %[taken], #3\n\t"
+                                "cmp %[taken], %[count]\n\t"
+                                "csel %[taken], %[taken], %[count], ls\n\t"
+                                "sub %[top], %[top], %[taken], lsl #3\n\t"
+                                "mov %[left], %[taken]\n\t" RSEQ_COPY(
+                                    "%[top]", "%[blocks]") "mov %[moved], %[taken]\n\t"
+                                                           "str %[top], [%[stack]]\n" RSEQ_END
+                     : [stack] "=&r"(stack), [top] "=&r"(top), [taken] "=&r"(taken), [left] "=&r"(left),
+                       [block] "=&r"(block), [moved] "=&r"(moved)
+                     : RSEQ_INPUTS, [blocks] "r"(blocks), [count] "r"(count)
+                     : "memory", "cc");
+    return moved;
+}
+
+size_t rseq_push_some(const struct cpu_caches *caches, uint32_t size_class, void *const *blocks,
+                      uint64_t count) {
+    char *stack;
+    void **top;
+    uint64_t given;
+    uint64_t left;
+    uint64_t moved;
+    void *block;
+    __asm__ volatile(RSEQ_BEGIN "mov %[moved], xzr\n\t"
+                                "add %[given], %[stack], %[end]\n\t"
+                                "ldar %[given], [%[given]]\n\t"
+                                "ldr %[top], [%[stack]]\n\t"
+                                "subs %[given], %[given], %[top]\n\t"
+                                "b.ls 6f\n\t"
+                                "lsr %[given], %[given], #3\n\t"
+                                "cmp %[given], %[count]\n\t"
+                                "csel %[given], %[given], %[count], ls\n\t"
+                                "mov %[left], %[given]\n\t" RSEQ_COPY(
+                                    "%[blocks]", "%[top]") "mov %[moved], %[given]\n\t"
+                                                           "add %[top], %[top], %[given], lsl #3\n\t"
+                                                           "stlr %[top], [%[stack]]\n" RSEQ_END
+                     : [stack] "=&r"(stack), [top] "=&r"(top), [given] "=&r"(given), [left] "=&r"(left),
+                       [block] "=&r"(block), [moved] "=&r"(moved)
+                     : RSEQ_INPUTS, [blocks] "r"(blocks), [count] "r"(count)
+                     : "memory", "cc");
+    return moved;
+}
+
+#endif
 
 #endif

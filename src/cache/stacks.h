@@ -33,7 +33,7 @@
 #include <stdint.h>
 
 /* 1 if rseq.h has restartable sequences for this processor. */
-#if defined(__x86_64__) && !defined(CALM_WITHOUT_RSEQ)
+#if !defined(CALM_WITHOUT_RSEQ)
 #define HAS_SEQUENCES 1
 #else
 #define HAS_SEQUENCES 0
@@ -41,7 +41,9 @@
 
 #define CPU_CACHE_SHIFT 17
 #define CPU_CACHE_BYTES ((size_t)1 << CPU_CACHE_SHIFT)
-#define CLOSED_CACHES   3
+
+/* Before the first cache, one for each number of no CPU: always closed. */
+#define CLOSED_CACHES RSEQ_NUMBERS
 
 enum cache_mode {
     CACHE_UNREADY, /* before the first allocation */
@@ -94,7 +96,7 @@ struct cpu_caches {
 
     struct cpu_caches *shared; /* see cpu_caches_share; or NULL */
 
-    unsigned count;        /* of caches; the next CLOSED_CACHES numbers are of caches that are never opened */
+    unsigned count;        /* of caches, without those that are always closed */
     bool one_per_cpu;      /* each possible CPU has a cache; otherwise CACHE_RSEQ must not be chosen */
     _Atomic(bool) limited; /* cpu_caches_limit has released the caches that have no CPU */
     const struct size_classes *classes;

@@ -2,7 +2,10 @@
 
 #include "os/filters.h"
 #include "os/syscall.h"
+#include "os/thread.h"
 
+#include <errno.h>
+#include <pthread.h>
 #include <sys/auxv.h>
 
 #ifndef AT_RSEQ_FEATURE_SIZE
@@ -21,23 +24,102 @@
 extern const ptrdiff_t __rseq_offset __attribute__((weak));
 extern const unsigned int __rseq_size __attribute__((weak));
 
-struct rseq_offsets rseq_find(void) {
-    struct rseq_offsets offsets = {0};
-#if defined(__x86_64__) && !defined(CALM_WITHOUT_RSEQ)
-    /* NOLINTNEXTLINE(bugprone-redundant-branch-condition): both may be missing */
-    if (&__rseq_offset == NULL || &__rseq_size == NULL || __rseq_size == 0) {
-        return offsets;
+static bool is_by_c_library(void) {
+    return &__rseq_offset != NULL && &__rseq_size != NULL;
+}
+
+/* struct rseq of linux/rseq.h, of the first size, which all kernels accept. */
+static _Thread_local struct {
+    uint32_t cpu_id_start;
+    int32_t cpu_id;
+    uint64_t sequence;
+    uint32_t flags;
+    uint32_t node_id;
+    int32_t mm_cid;
+    uint32_t unused;
+} own_area __attribute__((aligned(32), tls_model("initial-exec"))) = {.cpu_id = RSEQ_UNREGISTERED,
+                                                                      .mm_cid = RSEQ_UNREGISTERED};
+_Static_assert(sizeof own_area == RSEQ_MIN_AREA_BYTES && offsetof(typeof(own_area), mm_cid) == RSEQ_MM_CID,
+               "as in linux/rseq.h");
+
+static void forget_registration(void) {
+    own_area.cpu_id = RSEQ_ENDED;
+    own_area.mm_cid = RSEQ_ENDED;
+}
+
+/* Before a thread of glibc has left the kernel for the last time, its memory is
+ * not unmapped. A detached thread of musl unmaps its own stack and thread-local
+ * storage, to which the kernel would write if it interrupted the thread then. */
+#ifndef __GLIBC__
+
+static pthread_key_t end_key;
+
+/* No handler may find the number 0 that the kernel leaves. */
+static void end_registration(void *area) {
+    if (filters_now() == FILTERS_ADDED) {
+        return;
     }
-    offsets.area = __rseq_offset;
-    offsets.area_bytes = __rseq_size > RSEQ_MIN_AREA_BYTES ? __rseq_size : RSEQ_MIN_AREA_BYTES;
-    const char *area = (const char *)thread_pointer() + offsets.area;
-    if ((int)*(const volatile uint32_t *)(const void *)(area + RSEQ_CPU_ID) < 0) {
-        return offsets;
+    uint64_t mask = thread_block_signals();
+    os_syscall(SYS_rseq, area, sizeof own_area, RSEQ_UNREGISTER, RSEQ_SIGNATURE);
+    forget_registration();
+    thread_set_signals(mask);
+}
+
+static bool prepare_end(void) {
+    static bool prepared;
+    prepared = prepared || pthread_key_create(&end_key, end_registration) == 0;
+    return prepared;
+}
+
+static bool note_registration(void) {
+    return pthread_setspecific(end_key, &own_area) == 0;
+}
+
+#else
+
+static bool prepare_end(void) {
+    return true;
+}
+
+static bool note_registration(void) {
+    return true;
+}
+
+#endif
+
+/* A handler that interrupts this function may register the area first. */
+bool rseq_register(void) {
+    long result = -EPERM;
+    if (filters_now() != FILTERS_ADDED && note_registration()) {
+        result = os_syscall(SYS_rseq, &own_area, sizeof own_area, 0, RSEQ_SIGNATURE);
+    }
+    if (result != 0 && result != -EBUSY) {
+        forget_registration();
+        return false;
+    }
+    return true;
+}
+
+ptrdiff_t rseq_area_offset(void) {
+    return &__rseq_offset != NULL ? __rseq_offset : (char *)&own_area - (char *)thread_pointer();
+}
+
+struct rseq_offsets rseq_find(void) {
+    struct rseq_offsets offsets = {.own = !is_by_c_library(), .area = rseq_area_offset()};
+    if (offsets.own) {
+        offsets.area_bytes = sizeof own_area;
+        offsets.usable = prepare_end() && rseq_register();
+    } else {
+        offsets.area_bytes = __rseq_size > RSEQ_MIN_AREA_BYTES ? __rseq_size : RSEQ_MIN_AREA_BYTES;
+        const char *area = (const char *)thread_pointer() + offsets.area;
+        offsets.usable =
+            __rseq_size != 0 && *(const volatile int32_t *)(const void *)(area + RSEQ_CPU_ID) >= 0;
     }
     unsigned long features = getauxval(AT_RSEQ_FEATURE_SIZE);
     offsets.cpu_number = offsets.area + (features >= RSEQ_MM_CID + 4 ? RSEQ_MM_CID : RSEQ_CPU_ID);
     offsets.node = features >= RSEQ_NODE_ID + 4 ? offsets.area + RSEQ_NODE_ID : 0;
-    offsets.usable = true;
+#ifdef CALM_WITHOUT_RSEQ
+    offsets.usable = false;
 #endif
     return offsets;
 }

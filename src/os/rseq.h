@@ -1,7 +1,9 @@
 /*
- * The thread pointer, and the area that the C library registered for
- * restartable sequences (rseq(2)), at an offset from the thread pointer. The
- * functions preserve errno and allocate nothing.
+ * The thread pointer, and each thread's area for restartable sequences
+ * (rseq(2)), at an offset from the thread pointer. The C library registers the
+ * areas. Where it does not (glibc before 2.35, musl), each thread has an area
+ * of this library's own, and registers it when it first needs memory that its
+ * CPU's cache does not have. The functions preserve errno and allocate nothing.
  */
 #ifndef CALM_OS_RSEQ_H
 #define CALM_OS_RSEQ_H
@@ -12,12 +14,25 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* From linux/rseq.h. The signature is the one that glibc registers on
- * x86-64. */
+/* From linux/rseq.h. The signature is the one that glibc registers. */
 #define RSEQ_CPU_ID     4
 #define RSEQ_CS         8
 #define RSEQ_UNREGISTER 1
-#define RSEQ_SIGNATURE  0x53053053
+#if defined(__x86_64__)
+#define RSEQ_SIGNATURE 0x53053053
+#else
+#define RSEQ_SIGNATURE 0xd428bc00
+#endif
+
+/* Numbers of no CPU, which stand in the place of a CPU's number. The kernel and
+ * glibc give the first two these values, too. */
+enum rseq_no_cpu {
+    RSEQ_UNREGISTERED = -1,
+    RSEQ_ENDED = -2,     /* the registration has failed, or was ended */
+    RSEQ_SUSPENDED = -3, /* of a child, while the kernel suspends its parent */
+    RSEQ_SHARED = -4,    /* of a child, and afterwards of its parent */
+};
+#define RSEQ_NUMBERS 4
 
 static inline void *thread_pointer(void) {
     void *pointer;
@@ -42,15 +57,26 @@ static inline unsigned thread_slot(unsigned count) {
  * running thread at a time. */
 struct rseq_offsets {
     bool usable;
+    bool own; /* the areas are this library's, and a thread begins unregistered */
     ptrdiff_t area;
     uint32_t area_bytes;  /* as registered */
     ptrdiff_t cpu_number; /* a uint32_t: the number of the virtual CPU, or else of the CPU */
     ptrdiff_t node;       /* a uint32_t; 0 if the kernel does not report nodes */
 };
 
-/* Finds the offsets. They are not usable if the C library registers no areas
- * (glibc before 2.35, musl). Any thread may call it. */
+/* Finds the offsets, and registers the caller's area if it is this library's.
+ * They are not usable if the kernel registers none, or if the user told glibc
+ * to register none. Called once, at the start. */
 struct rseq_offsets rseq_find(void);
+
+/* Registers the caller's own area. If that fails, for example because the
+ * program has registered another one, the caller's number becomes RSEQ_ENDED.
+ * The registration ends with the thread. Called only if the areas are this
+ * library's. */
+bool rseq_register(void);
+
+/* Returns the offset of a thread's area, used or not; 0 if there is none. */
+ptrdiff_t rseq_area_offset(void);
 
 /* Returns whether the kernel lets this process call rseq_restart_all. Called
  * once, at the start. */

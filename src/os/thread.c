@@ -3,6 +3,7 @@
 #include "base/assert.h"
 #include "os/clock.h"
 #include "os/file.h"
+#include "os/rseq.h"
 #include "os/syscall.h"
 #include "os/vm.h"
 
@@ -72,13 +73,12 @@ bool thread_start(struct thread *thread, void (*body)(void *argument), void *arg
  * or write: a canary, errno. */
 #define LOCAL_BYTES ((size_t)16 << 10)
 
-/* The offset of the area that glibc shares with the kernel. In newer versions
- * the area is below all thread-local storage. */
-extern const ptrdiff_t __rseq_offset __attribute__((weak));
-
+/* Returns the bytes on each side of the thread pointer, of which the area of
+ * rseq.h is one part. In newer versions of glibc, the area is below all
+ * thread-local storage. */
 static size_t local_bytes(void) {
-    ptrdiff_t below = &__rseq_offset == NULL ? 0 : -__rseq_offset;
-    return LOCAL_BYTES + (below <= 0 ? 0 : vm_round_up((size_t)below));
+    ptrdiff_t offset = rseq_area_offset();
+    return LOCAL_BYTES + vm_round_up((size_t)(offset < 0 ? -offset : offset));
 }
 
 static void thread_enter(struct thread *thread) {
@@ -137,15 +137,15 @@ static long clone_thread(const uintptr_t *stack, void *local, _Atomic(uint32_t) 
 bool thread_start(struct thread *thread, void (*body)(void *argument), void *argument, size_t stack_bytes) {
     calm_assert(atomic_load_explicit(&thread->id, memory_order_relaxed) == 0 && stack_bytes > 64,
                 stack_bytes);
-    size_t below = local_bytes();
+    size_t local_size = local_bytes();
     if (thread->memory == NULL) {
-        thread->memory = vm_map(stack_bytes + below + LOCAL_BYTES);
+        thread->memory = vm_map(stack_bytes + 2 * local_size);
     }
     if (thread->memory == NULL) {
         return false;
     }
     /* A thread pointer points to itself. */
-    void **local = (void **)(void *)(thread->memory + stack_bytes + below);
+    void **local = (void **)(void *)(thread->memory + stack_bytes + local_size);
     *local = local;
     uintptr_t *stack = (uintptr_t *)(void *)(thread->memory + stack_bytes - 64);
     stack[0] = (uintptr_t)thread;

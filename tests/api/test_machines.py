@@ -137,6 +137,24 @@ def test_musl_forks(case: str) -> None:
     run_command([musl("forks"), case], clean_environment())
 
 
+@pytest.mark.parametrize(
+    "case",
+    ["detached", "unregistered", "child-has-no-number"]
+    + [
+        f"children {way}"
+        for way in ("vfork", "vfork-twice", "syscall-vfork", "syscall-clone", "syscall-clone3")
+    ],
+)
+def test_musl_children(case: str) -> None:
+    run_command([musl("children"), *case.split()], clean_environment())
+
+
+def test_musl_yields_to_an_area_of_the_program() -> None:
+    """Of 11 threads, three times each; the kernel refuses a second area of a thread."""
+    ran = run_command([musl("children"), "own-area"], clean_environment())
+    assert ran.stdout.split() == ["registered"] * 33
+
+
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != OFFLOAD])
 def test_musl_stress(mode: str) -> None:
     ran = run_command([musl("stress"), "rounds=9"], clean_environment() | {"CALM_OPTIONS": mode})

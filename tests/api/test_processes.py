@@ -30,6 +30,8 @@ CASES = {
     "fork-handlers": "processes",
     "spawn": "processes",
     "unregistered": "children",
+    "own-area": "children",
+    "detached": "children",
     "become-nobody": "processes",
     "many-at-once": "threads",
     "thread-ends": "threads",

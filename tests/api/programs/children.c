@@ -156,11 +156,15 @@ static const struct way {
 #endif
 };
 
-#ifdef __x86_64__
+#ifdef __GLIBC__
 
 #define RSEQ_AREA_BYTES 32
-#define RSEQ_SIGNATURE  0x53053053
 #define RSEQ_UNREGISTER 1
+#ifdef __x86_64__
+#define RSEQ_SIGNATURE 0x53053053
+#else
+#define RSEQ_SIGNATURE 0xd428bc00
+#endif
 
 extern const ptrdiff_t __rseq_offset __attribute__((weak));
 extern const unsigned __rseq_size __attribute__((weak));
@@ -385,12 +389,86 @@ static void unregistered_creator(const char *unused) {
     run_threads(4, run_first_or_work);
 }
 
+/* A program registers an area of its own where the C library has none: malloc's yields to it. */
+static void *register_own(void *unused) {
+    enum { AREA_BYTES = 32, ROUNDS = 200 };
+#ifdef __x86_64__
+    static const unsigned SIGNATURE = 0x53053053;
+#else
+    static const unsigned SIGNATURE = 0xd428bc00;
+#endif
+    mark_blocks(15, ROUNDS);
+    void *area = aligned_alloc(AREA_BYTES, AREA_BYTES);
+    memset(area, 0, AREA_BYTES);
+    for (int round = 0; round < 3; round++) {
+        long result = syscall(SYS_rseq, area, AREA_BYTES, 0, SIGNATURE);
+        CHECK(result == 0 || errno == EINVAL || errno == ENOSYS);
+        mark_blocks(16, ROUNDS);
+        if (result == 0) {
+            check_child(by_vfork());
+            CHECK(syscall(SYS_rseq, area, AREA_BYTES, 1, SIGNATURE) == 0);
+        }
+        printf("%s\n", result == 0 ? "registered" : "refused");
+        mark_blocks(17, ROUNDS);
+    }
+    free(area);
+    return unused;
+}
+
+static void register_own_in_threads(void) {
+    for (int i = 0; i < 10; i++) {
+        pthread_t thread;
+        CHECK(pthread_create(&thread, NULL, register_own, NULL) == 0);
+        CHECK(pthread_join(thread, NULL) == 0);
+    }
+    register_own(NULL);
+}
+
+static void own_area(const char *unused) {
+    (void)unused;
+    struct sigaction action = {.sa_handler = mark_in_handler};
+    CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
+    body_of_first = register_own_in_threads;
+    run_threads(4, run_first_or_work);
+}
+
+static atomic_size_t detached_ended;
+
+static void *live_detached(void *unused) {
+    mark_blocks(18, 1);
+    atomic_fetch_add(&detached_ended, 1);
+    return unused;
+}
+
+/* Some C libraries unmap the stack and the thread-local storage of such threads while these still run. */
+static void detach_threads(void) {
+    enum { THREADS = 20000, AT_ONCE = 20 };
+    pthread_attr_t detached;
+    CHECK(pthread_attr_init(&detached) == 0);
+    CHECK(pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED) == 0);
+    for (size_t started = 0; started < THREADS; started++) {
+        while (started - atomic_load(&detached_ended) > AT_ONCE) {
+            sched_yield();
+        }
+        pthread_t thread;
+        CHECK(pthread_create(&thread, &detached, live_detached, NULL) == 0);
+    }
+    while (atomic_load(&detached_ended) < THREADS) {
+        sched_yield();
+    }
+}
+
+static void detached(const char *unused) {
+    (void)unused;
+    body_of_first = detach_threads;
+    run_threads(4, run_first_or_work);
+}
+
 int main(int argc, char **argv) {
     static const struct test_case cases[] = {
-        {"children", children},
-        {"child-has-no-number", child_has_no_number},
-        {"unregistered", unregistered},
-        {"unregistered-creator", unregistered_creator},
+        {"own-area", own_area},         {"detached", detached},
+        {"children", children},         {"child-has-no-number", child_has_no_number},
+        {"unregistered", unregistered}, {"unregistered-creator", unregistered_creator},
     };
     return run_case(argc, argv, cases, sizeof cases / sizeof cases[0]);
 }

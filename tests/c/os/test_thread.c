@@ -30,7 +30,7 @@ static void note(void *argument) {
     seen.argument = *(int *)argument;
     seen.thread = (int)os_syscall(SYS_gettid, 0, 0, 0, 0, 0, 0);
     for (;;) {
-        os_syscall(SYS_pause, 0, 0, 0, 0, 0, 0);
+        os_syscall(SYS_ppoll, 0, 0, 0, 0, 0, 0);
     }
 }
 
