@@ -37,6 +37,12 @@ any_function link_order_find(const struct link_map *object, const char *name) {
     return NULL;
 }
 
+any_function link_order_next(const char *name) {
+    const struct link_map *first;
+    const struct link_map *own = link_order_object(_DYNAMIC, &first);
+    return own == NULL ? NULL : link_order_find(own->l_next, name);
+}
+
 bool link_order_has_own_malloc(void) {
     const struct link_map *first;
     const struct link_map *own = link_order_object(_DYNAMIC, &first);

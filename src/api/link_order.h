@@ -20,6 +20,10 @@ const struct link_map *link_order_object(const ElfW(Dyn) * dynamic, const struct
  * defines it. Returns NULL if there is none. */
 any_function link_order_find(const struct link_map *object, const char *name);
 
+/* Returns the function of this name in the next object after this library that
+ * defines it. Returns NULL if there is none. */
+any_function link_order_next(const char *name);
+
 /* Returns whether other objects call this library's malloc. They do if no
  * object that the dynamic linker searches earlier defines one. Exists in all
  * builds; init.c defines it where there is no such order. */

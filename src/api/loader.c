@@ -23,6 +23,7 @@
 
 #include "api/limits.h"
 #include "api/link_order.h"
+#include "api/next.h"
 #include "api/sanitizer.h"
 #include "os/symbols.h"
 #include "os/syscall.h"
@@ -59,16 +60,8 @@ static void *not_there(void) {
     return NULL;
 }
 
-/* dlsym cannot find the next definition, because dlsym is one of these
- * functions. */
 static any_function loader_next(_Atomic(any_function) *known, const char *name) {
-    any_function next = atomic_load_explicit(known, memory_order_relaxed);
-    if (next == NULL) {
-        const struct link_map *first;
-        const struct link_map *own = link_order_object(_DYNAMIC, &first);
-        next = own == NULL ? NULL : link_order_find(own->l_next, name);
-        atomic_store_explicit(known, next, memory_order_relaxed);
-    }
+    any_function next = next_of(known, name);
     return next == NULL ? (any_function)not_there : next;
 }
 

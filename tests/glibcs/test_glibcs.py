@@ -87,7 +87,16 @@ def build(glibc: Glibc, folder: Path, name: str, *sources: Path) -> Path:
     if built.exists():
         return built
     own = [glibc.libraries / file for file in ("libc.so.6", "libpthread.so.0", glibc.loader.name)]
-    command = ["gcc", "-std=gnu17", "-O3", "-pthread", "-fno-builtin-malloc", "-fno-builtin-free"]
+    command = [
+        "gcc",
+        "-std=gnu17",
+        "-O3",
+        "-D_GNU_SOURCE",
+        f"-I{REPOSITORY / 'include'}",
+        "-pthread",
+        "-fno-builtin-malloc",
+        "-fno-builtin-free",
+    ]
     command += ["-nodefaultlibs", "-o", str(built), *map(str, sources)]
     command += ["-Wl,--no-as-needed", *map(str, own), "-Wl,--as-needed", "-lgcc"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -182,6 +191,28 @@ def lacks(glibc: Glibc, path: Path) -> bool:
     """Whether the library, built here, needs a newer C library."""
     needed = re.findall(r"\(GLIBC_2\.(\d+)\)", dynamic_symbols(path))
     return max(map(int, needed)) > int(glibc.version.split(".")[1])
+
+
+def test_calmalloc_needs_nothing_newer(glibc: Glibc) -> None:
+    for name in ("libcalmalloc.so", "libcalmoffload.so"):
+        assert not lacks(glibc, library().with_name(name))
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["detached", "own-area", "unregistered", "unregistered-creator", "children vfork", "children clone"],
+)
+def test_threads_of_calmalloc(glibc: Glibc, folder: Path, case: str) -> None:
+    """They have restartable sequences, whether the C library registers them or not."""
+    programs = REPOSITORY / "tests/api/programs"
+    children = build(glibc, folder, "children", programs / "children.c", programs / "support.c")
+    command = [str(glibc.loader), "--library-path", str(glibc.libraries)]
+    command += ["--preload", str(library().with_name("libcalmalloc.so")), str(children), *case.split()]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    if case == "own-area":
+        registers = int(glibc.version.split(".")[1]) >= 35
+        assert done.stdout.split() == ["refused" if registers else "registered"] * 33
 
 
 @pytest.mark.parametrize("name", ["libcalmalloc.so", "libptlbmalloc2.so"])

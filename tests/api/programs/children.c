@@ -171,6 +171,9 @@ extern const unsigned __rseq_size __attribute__((weak));
 
 /* Whether the kernel keeps a CPU's number for the caller in the C library's area. */
 static bool is_registered(void) {
+    if (&__rseq_offset == NULL) {
+        return false;
+    }
     const char *area = (const char *)__builtin_thread_pointer() + __rseq_offset;
     return (int)*(const volatile uint32_t *)(const void *)(area + 4) >= 0;
 }
