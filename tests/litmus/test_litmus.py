@@ -1,4 +1,4 @@
-"""The order of loads and stores in the restartable sequences on aarch64: what is allowed, and what is compiled."""
+"""The order of loads and stores in the sequences on aarch64: what is allowed, and what is compiled."""
 
 from __future__ import annotations
 
