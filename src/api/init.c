@@ -185,6 +185,9 @@ static bool start(void) {
     bool have_caches = calm_caches.states != NULL || cpu_caches_init(&calm_caches, &calm_all_classes, place);
 
     enum cache_mode mode = choose_cache_mode(place, have_caches);
+    if (mode != CACHE_RSEQ && place.own && place.usable) {
+        rseq_end(); /* the program may register an area instead */
+    }
     if (!arena_init(&calm_arenas, &calm_all_classes, &calm_caches, HEAP_SPACE_BYTES, mode != CACHE_OFF,
                     misuse_report)) {
         return false;

@@ -40,7 +40,16 @@ any_function link_order_find(const struct link_map *object, const char *name) {
 any_function link_order_next(const char *name) {
     const struct link_map *first;
     const struct link_map *own = link_order_object(_DYNAMIC, &first);
-    return own == NULL ? NULL : link_order_find(own->l_next, name);
+    if (own == NULL) {
+        return symbols_find_after(_DYNAMIC, name); /* a namespace that older versions do not list */
+    }
+    any_function next = link_order_find(own->l_next, name);
+    /* A library that was opened late comes after the C library. */
+    for (const struct link_map *object = first; next == NULL && object != own; object = object->l_next) {
+        const ElfW(Sym) *symbol = symbols_look_up(object->l_addr, object->l_ld, name);
+        next = symbol == NULL ? NULL : (any_function)(uintptr_t)(object->l_addr + symbol->st_value);
+    }
+    return next;
 }
 
 bool link_order_has_own_malloc(void) {

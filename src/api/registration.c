@@ -137,7 +137,9 @@ long registration_call(const long *arguments) {
 
 int registration_of_creator(void) {
     int number = number_now();
-    return number >= 0 || calm_caches.rseq.own ? 0 : number;
+    return calm_caches.rseq.own && cpu_cache_is_rseq(&calm_caches) ? RSEQ_UNREGISTERED
+           : number >= 0                                           ? 0
+                                                                   : number;
 }
 
 void registration_begin_thread(int creator) {
@@ -145,7 +147,9 @@ void registration_begin_thread(int creator) {
     if (cpu >= 0) {
         return;
     }
-    if (creator == RSEQ_SHARED) {
+    if (calm_caches.rseq.own) {
+        rseq_register();
+    } else if (creator == RSEQ_SHARED) {
         register_again();
     } else {
         set_number(RSEQ_ENDED);

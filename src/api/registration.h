@@ -30,8 +30,9 @@ void registration_after_fork(void);
 long registration_call(const long *arguments);
 
 /* The C library registers the area of a new thread only if its creator's area
- * is registered. The creator therefore calls registration_of_creator. If the
- * result is not 0, the new thread begins with registration_begin_thread. */
+ * is registered, or not at all. The creator therefore calls
+ * registration_of_creator. If the result is not 0, the new thread begins with
+ * registration_begin_thread. */
 int registration_of_creator(void);
 void registration_begin_thread(int creator);
 

@@ -15,7 +15,7 @@
 static unsigned depot_of(const struct arenas *arenas, unsigned node, unsigned further) {
     unsigned each = arenas->depots_per_node;
     calm_assert(each > 0 && arenas->depot_count <= MAX_DEPOTS, each, arenas->depot_count);
-    unsigned own = cpu_cache_number(arenas->caches) / DEPOT_CPUS + further;
+    unsigned own = cpu_cache_place(arenas->caches) / DEPOT_CPUS + further;
     return (node * each + own % each) % arenas->depot_count;
 }
 

@@ -65,7 +65,7 @@ static unsigned own_number(const struct arenas *arenas, unsigned active) {
     if (setting_value(&arenas->settings.heaps) > HEAPS_0) {
         return thread_slot(active); /* a test wants that many arenas, however many CPUs there are */
     }
-    unsigned cpu = cpu_cache_number(arenas->caches);
+    unsigned cpu = cpu_cache_place(arenas->caches);
     if (arenas->nodes == 1 || active < arenas->nodes) {
         return cpu % active;
     }
@@ -85,7 +85,7 @@ struct arena *arena_own(struct arenas *arenas) {
 
 unsigned arena_slot(const struct arenas *arenas, unsigned count) {
     bool by_cpu = !arena_is_alone(arenas);
-    return by_cpu ? cpu_cache_number(arenas->caches) % count : thread_slot(count);
+    return by_cpu ? cpu_cache_place(arenas->caches) % count : thread_slot(count);
 }
 
 size_t arena_gather(const struct arenas *arenas, void **blocks, size_t count) {

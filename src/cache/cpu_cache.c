@@ -157,6 +157,11 @@ unsigned cpu_cache_number(const struct cpu_caches *caches) {
     return cpu_cache_is_rseq(caches) ? rseq_number(caches) : locked_number(caches);
 }
 
+unsigned cpu_cache_place(const struct cpu_caches *caches) {
+    unsigned number = cpu_cache_number(caches);
+    return (int)number < 0 ? thread_slot(caches->count) : number;
+}
+
 unsigned cpu_cache_node(const struct cpu_caches *caches) {
     return cpu_cache_is_rseq(caches) ? rseq_node(caches) : 0;
 }

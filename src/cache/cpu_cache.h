@@ -67,9 +67,14 @@ size_t cpu_caches_max_blocks(const struct cpu_caches *caches, size_t *bytes);
 size_t cpu_caches_blocks(const struct cpu_caches *caches, size_t *bytes);
 
 /* Returns the number of the cache that the caller uses at this moment. The
- * number is caches->count or more if the mode is CACHE_RSEQ, but the caller has
- * no restartable sequences (api/registration.c). */
+ * number is one of enum rseq_no_cpu, as an unsigned one, if the mode is
+ * CACHE_RSEQ, but the caller has no restartable sequences
+ * (api/registration.c). */
 unsigned cpu_cache_number(const struct cpu_caches *caches);
+
+/* Returns a number that differs between threads that run at the same time: that
+ * of the caller's cache, or else one by its thread pointer. */
+unsigned cpu_cache_place(const struct cpu_caches *caches);
 
 /* Returns the number of the caller's NUMA node, or 0 if the kernel does not
  * report it. */

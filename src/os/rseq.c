@@ -47,6 +47,16 @@ static void forget_registration(void) {
     own_area.mm_cid = RSEQ_ENDED;
 }
 
+/* No handler may find the number 0 that the kernel leaves. */
+void rseq_end(void) {
+    if (filters_now() != FILTERS_ADDED) {
+        uint64_t mask = thread_block_signals();
+        os_syscall(SYS_rseq, &own_area, sizeof own_area, RSEQ_UNREGISTER, RSEQ_SIGNATURE);
+        forget_registration();
+        thread_set_signals(mask);
+    }
+}
+
 /* Before a thread of glibc has left the kernel for the last time, its memory is
  * not unmapped. A detached thread of musl unmaps its own stack and thread-local
  * storage, to which the kernel would write if it interrupted the thread then. */
@@ -54,20 +64,14 @@ static void forget_registration(void) {
 
 static pthread_key_t end_key;
 
-/* No handler may find the number 0 that the kernel leaves. */
-static void end_registration(void *area) {
-    if (filters_now() == FILTERS_ADDED) {
-        return;
-    }
-    uint64_t mask = thread_block_signals();
-    os_syscall(SYS_rseq, area, sizeof own_area, RSEQ_UNREGISTER, RSEQ_SIGNATURE);
-    forget_registration();
-    thread_set_signals(mask);
+static void end_thread(void *unused) {
+    (void)unused;
+    rseq_end();
 }
 
 static bool prepare_end(void) {
     static bool prepared;
-    prepared = prepared || pthread_key_create(&end_key, end_registration) == 0;
+    prepared = prepared || pthread_key_create(&end_key, end_thread) == 0;
     return prepared;
 }
 

@@ -75,6 +75,10 @@ struct rseq_offsets rseq_find(void);
  * library's. */
 bool rseq_register(void);
 
+/* Ends the registration of the caller's own area. Does nothing if the program
+ * has added a filter. */
+void rseq_end(void);
+
 /* Returns the offset of a thread's area, used or not; 0 if there is none. */
 ptrdiff_t rseq_area_offset(void);
 

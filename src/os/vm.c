@@ -12,7 +12,6 @@
 #include <string.h>
 #include <sys/auxv.h>
 #include <sys/resource.h>
-#include <sys/utsname.h>
 
 #define PRIVATE_MEMORY (MAP_PRIVATE | MAP_ANONYMOUS)
 
@@ -234,34 +233,17 @@ enum vm_renewed vm_renew(void *base, size_t bytes) {
     return VM_RESTORED;
 }
 
-/* Since Linux 6.17. */
-static bool moves_several_mappings(void) {
-    static _Atomic(int) known; /* every thread stores the same value */
-    int moves = atomic_load_explicit(&known, memory_order_relaxed);
-    if (moves == 0) {
-        struct utsname names;
-        uint64_t major = 0;
-        uint64_t minor = 0;
-        if (os_syscall(SYS_uname, &names) == 0) {
-            const char *point = parse_number(names.release, &major);
-            parse_number(point + (*point == '.'), &minor);
-        }
-        moves = major > 6 || (major == 6 && minor >= 17) ? 1 : -1;
-        atomic_store_explicit(&known, moves, memory_order_relaxed);
-    }
-    return moves > 0;
-}
-
 /* A request to grow in place cannot succeed, since what follows is mapped. The
  * kernel's answer to it tells mappings apart. */
 static bool is_one_mapping(void *base, size_t bytes) {
     return os_syscall(SYS_mremap, base, bytes, bytes + vm_page_size(), 0) != -EFAULT;
 }
 
-/* A kernel that moves no more than one mapping has unmapped the target by the
- * time it finds several. Another thread might then map the hole. */
+/* Kernels before 6.17 move no more than one mapping, and have unmapped the
+ * target by the time they find several: another thread might then map the hole.
+ * Later ones move several one by one, and may fail on the way. */
 bool vm_move_pages(void *from, void *to, size_t bytes) {
-    if (!moves_several_mappings() && !is_one_mapping(from, bytes)) {
+    if (!is_one_mapping(from, bytes)) {
         return false;
     }
     calm_assert((char *)from + bytes <= (char *)to || (char *)to + bytes <= (char *)from, from, to, bytes);

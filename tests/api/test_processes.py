@@ -146,7 +146,7 @@ def hogs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.mark.parametrize("options", ["", "test_cache=locked", "background=off", OFFLOAD])
 def test_opened_late(programs: Programs, hogs: list[Path], options: str) -> None:
-    """Beside glibc's malloc, with no thread-local memory left for libraries that need a fixed offset."""
+    """Beside glibc's malloc, with few bytes left of the thread-local memory that late libraries share."""
     ran = programs.run(GLIBC, "late_open", shared_library(), *hogs, options=options)
     assert ran["taken"] > 0
     assert ran["used"] == 1

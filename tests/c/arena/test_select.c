@@ -35,9 +35,9 @@ static uint64_t random_state;
 static unsigned cpu; /* that the caller seems to run on */
 static size_t misuses;
 
-unsigned __wrap_cpu_cache_number(const struct cpu_caches *of);
+unsigned __wrap_cpu_cache_place(const struct cpu_caches *of);
 
-unsigned __wrap_cpu_cache_number(const struct cpu_caches *of) {
+unsigned __wrap_cpu_cache_place(const struct cpu_caches *of) {
     (void)of;
     return cpu;
 }

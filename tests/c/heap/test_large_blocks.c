@@ -18,7 +18,7 @@ static void test_moves_leave_no_mappings(void) {
         size_t moves = 0;
         for (; moves < 4; moves++) {
             void *to = heap_take_large(&heap, 8 + 8 * moves, 1, RUN_FOR_MOVE, colored, &zero);
-            /* Some kernels do not move what was moved before. */
+            /* What was moved before is not one mapping. */
             if (!vm_move_pages(slot->block, to, slot->bytes)) {
                 CHECK(moves > 0 && heap_put_large(&heap, to) == NULL);
                 break;
