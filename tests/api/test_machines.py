@@ -149,6 +149,18 @@ def test_musl_children(case: str) -> None:
     run_command([musl("children"), *case.split()], clean_environment())
 
 
+@pytest.mark.parametrize("case", ["detached", "unregistered", "own-area", "children vfork", "children clone"])
+def test_musl_children_preloaded(tmp_path: Path, case: str) -> None:
+    """Where pthread_create and clone have wrappers."""
+    musl("children")
+    sources = [SOURCES / "children.c", SOURCES / "support.c"]
+    headers = [INCLUDE, "-idirafter", BUILD_MUSL / "kernel-headers"]
+    command = ["musl-gcc", "-O1", "-D_GNU_SOURCE", "-fno-builtin", "-pthread", *headers, *sources]
+    compile_program([*command, "-o", tmp_path / "children"])
+    preload = {"LD_PRELOAD": str(BUILD_MUSL / "libcalmalloc.so.0")}
+    run_command([tmp_path / "children", *case.split()], clean_environment() | preload)
+
+
 def test_musl_yields_to_an_area_of_the_program() -> None:
     """Of 11 threads, three times each; the kernel refuses a second area of a thread."""
     ran = run_command([musl("children"), "own-area"], clean_environment())
