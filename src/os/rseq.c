@@ -1,8 +1,8 @@
 #include "os/rseq.h"
 
 #include "os/filters.h"
+#include "os/signals.h"
 #include "os/syscall.h"
-#include "os/thread.h"
 
 #include <errno.h>
 #include <pthread.h>

@@ -13,6 +13,7 @@
 
 #include "os/cpus.h"
 #include "os/filters.h"
+#include "os/signals.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -59,16 +60,6 @@ void thread_wait_uncounted(struct thread *thread, uint64_t ns);
 void thread_forget(struct thread *thread);
 
 /* ---- what the calling thread gives up ---- */
-
-/*
- * Blocks all signals but one for the calling thread. By the remaining signal,
- * setuid(2) and its relatives make each thread change its credentials. The
- * thread that sends this signal waits for all other threads, and may hold a
- * lock that the caller is about to wait for. Returns the previous mask, for
- * thread_set_signals.
- */
-uint64_t thread_block_signals(void);
-uint64_t thread_set_signals(uint64_t mask);
 
 /* Gives the calling thread an empty table of open files of its own. Descriptors
  * that the thread opens then take no number that the program expects, and the

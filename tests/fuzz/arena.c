@@ -38,9 +38,9 @@ uint64_t __wrap_random_process_seed(void) {
     return 1;
 }
 
-unsigned __wrap_cpu_cache_number(const struct cpu_caches *of);
+unsigned __wrap_cpu_cache_place(const struct cpu_caches *of);
 
-unsigned __wrap_cpu_cache_number(const struct cpu_caches *of) {
+unsigned __wrap_cpu_cache_place(const struct cpu_caches *of) {
     (void)of;
     return cpu;
 }
