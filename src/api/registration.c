@@ -1,6 +1,6 @@
 /*
- * The CPU caches rely on the rseq area that the C library registers for each
- * thread. Two kinds of callers have no registered area:
+ * The CPU caches rely on the rseq area that the C library, or this one
+ * (os/rseq.h), registers for each thread. Two kinds of callers have no registered area:
  *
  * - A child that runs on its parent's thread-local storage (vfork, and clone
  *   with CLONE_VM). It finds its parent's CPU number, while other threads may

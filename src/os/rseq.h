@@ -2,8 +2,9 @@
  * The thread pointer, and each thread's area for restartable sequences
  * (rseq(2)), at an offset from the thread pointer. The C library registers the
  * areas. Where it does not (glibc before 2.35, musl), each thread has an area
- * of this library's own, and registers it when it first needs memory that its
- * CPU's cache does not have. The functions preserve errno and allocate nothing.
+ * of this library's own, and registers it before its own code runs
+ * (api/thread_start.c), or else when it finds its CPU's cache closed. The functions preserve errno and
+ * allocate nothing.
  */
 #ifndef CALM_OS_RSEQ_H
 #define CALM_OS_RSEQ_H
