@@ -22,6 +22,7 @@ db.execute(\"\"\"create table orders as
     select i as id, hash(i) % 20000 as customer, hash(i + 7) % 365 as day,
     (hash(i + 13) % 10000) / 100.0 as price, 'note ' || (hash(i + 29) % 5000) as note
     from range(1500000) t(i)\"\"\")
+db.execute(\"\"\"create table customers as
     select i as customer, 'group ' || i % 9 as name from range(20000) t(i)\"\"\")
 for _ in range(3):
     print(db.execute(\"\"\"select name, count(*), count(distinct note)
