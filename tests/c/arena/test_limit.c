@@ -5,8 +5,9 @@
 
 static void test_paper_bound(void) {
     set("test_policy", "paper");
+    uint64_t before = stats_now().purges_epoch; /* of the start, which has no test's clock */
     run_within(1, 1, 1);
-    CHECK_EQUAL(stats_now().purges_epoch, 0);
+    CHECK_EQUAL(stats_now().purges_epoch, before);
 }
 
 static void test_adaptive_bound(void) {

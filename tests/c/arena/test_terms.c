@@ -32,6 +32,8 @@ size_t __wrap_memory_available_bytes(const char *root, size_t *limit) {
 }
 
 static void test_scarce_memory_costs_more(void) {
+    set("memory_per_cpu", "auto");
+    set("test_cgroup", "on");
     build();
     free_all();
     clock_await_sleep(&calm_arenas.helper.wakeup);
