@@ -30,7 +30,7 @@ def compile_into(folder: Path) -> None:
                 f"calmalloc: a wheel needs CMake 3.25, a C compiler and binutils: {tool} is missing"
             )
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
-    options = ["TESTS=OFF", "WORKLOADS=OFF", "STRICT=OFF", "TOOLS=ON", "PTLBMALLOC2=ON", "INSTALL=ON"]
+    options = ["TESTS=OFF", "WORKLOADS=OFF", "STRICT=OFF", "TOOLS=ON", "STATIC_PROBE=ON", "PTLBMALLOC2=ON", "INSTALL=ON"]
     build = WORK / "cmake"
     commands = [
         ["cmake", "-S", ROOT, "-B", build, *generator, "-DCMAKE_BUILD_TYPE=Release"]
@@ -45,7 +45,7 @@ def compile_into(folder: Path) -> None:
 
 def oldest_libc(folder: Path) -> str:
     """The oldest C library that the files in the folder run on, as in a wheel's platform tag."""
-    newest = (2, 17)
+    newest = (2, 28)  # RHEL 8's
     needed: set[str] = set()
     for file in folder.iterdir():
         command = ["readelf", "--wide", "--dynamic", "--version-info", file]
