@@ -40,6 +40,7 @@
 #include "os/random.c"
 #include "os/residency.c"
 #include "os/rseq.c"
+#include "os/rseq_check.c"
 #include "os/signals.c"
 #include "os/stdio.c"
 #include "os/symbols.c"

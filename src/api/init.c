@@ -52,6 +52,7 @@
 #include "os/memory.h"
 #include "os/process.h"
 #include "os/rseq.h"
+#include "os/rseq_check.h"
 #include "os/stdio.h"
 #include "os/vm.h"
 
@@ -148,17 +149,23 @@ static void allocator_after_fork_in_child(void) {
 
 /* ---- the start ---- */
 
+static enum cache_lock_reason find_lock_reason(struct rseq_offsets place) {
+    return calm_options.test_cache == OPTION_CACHE_LOCKED ? LOCKS_WANTED
+           : !place.usable                                ? LOCKS_UNREGISTERED
+           : !calm_caches.one_per_cpu                     ? LOCKS_MANY_CPUS
+           : !rseq_can_restart()                          ? LOCKS_NO_FENCE
+           : rseq_is_broken(&place)                       ? LOCKS_BROKEN
+                                                          : LOCKS_NONE;
+}
+
 /* The mode is chosen once. The fast paths rely on this. */
 static enum cache_mode choose_cache_mode(struct rseq_offsets place, bool have_caches) {
-    int wanted = calm_options.test_cache;
     bool immediate = calm_options.misuse == OPTION_MISUSE_IMMEDIATE;
-    if (!have_caches || wanted == OPTION_CACHE_OFF || immediate) {
+    if (!have_caches || calm_options.test_cache == OPTION_CACHE_OFF || immediate) {
         return CACHE_OFF;
     }
-    /* If the sequences could not be restarted, no thread could flush a
-     * cache. */
-    bool restartable = wanted == OPTION_CACHE_AUTO && calm_caches.one_per_cpu && place.usable;
-    return restartable && rseq_can_restart() ? CACHE_RSEQ : CACHE_LOCKED;
+    calm_caches.lock_reason = find_lock_reason(place);
+    return calm_caches.lock_reason == LOCKS_NONE ? CACHE_RSEQ : CACHE_LOCKED;
 }
 
 static unsigned allocator_cpu(void) {

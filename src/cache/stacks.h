@@ -52,6 +52,16 @@ enum cache_mode {
     CACHE_OFF, /* every block comes from the heap and returns to it */
 };
 
+/* Why the mode is CACHE_LOCKED; counters.def has the numbers, too. */
+enum cache_lock_reason {
+    LOCKS_NONE, /* the mode is another */
+    LOCKS_WANTED,
+    LOCKS_UNREGISTERED, /* no restartable sequences, for example under an emulator */
+    LOCKS_MANY_CPUS,    /* not each CPU can have a cache */
+    LOCKS_NO_FENCE,     /* the kernel has no rseq_restart_all, so that no thread could flush a cache */
+    LOCKS_BROKEN,       /* rseq_is_broken */
+};
+
 /* Bytes from a class's top to its other two words. */
 #define STACK_BOTTOM_AT ((size_t)8 * SIZE_CLASSES)
 #define STACK_END_AT    ((size_t)16 * SIZE_CLASSES)
@@ -102,6 +112,7 @@ struct cpu_caches {
     const struct size_classes *classes;
     struct cpu_cache_state *states;
     _Atomic(uint64_t) flushes;
+    uint64_t lock_reason; /* enum cache_lock_reason */
 };
 
 /* The initial value of each instance. With it, the fast paths may use the

@@ -1,0 +1,125 @@
+#include "os/rseq_check.h"
+
+#include "os/syscall.h"
+#include "os/thread.h"
+
+#include <sys/auxv.h>
+#include <sys/utsname.h>
+
+#ifndef AT_RSEQ_FEATURE_SIZE
+#define AT_RSEQ_FEATURE_SIZE 27
+#endif
+#define STACK_BYTES ((size_t)64 << 10)
+
+static const char *read_number(const char *text, unsigned *number) {
+    for (*number = 0; *text >= '0' && *text <= '9'; text++) {
+        *number = *number * 10 + (unsigned)(*text - '0');
+    }
+    return text;
+}
+
+bool rseq_is_suspect(const char *release, unsigned long area_size) {
+    unsigned major;
+    unsigned minor;
+    const char *rest = read_number(release, &major);
+    read_number(*rest == '.' ? rest + 1 : rest, &minor);
+    bool older = major < 5 || (major == 5 && minor < 10);
+    bool tells_size = major > 6 || (major == 6 && minor >= 3);
+    return older || (tells_size && area_size == 0);
+}
+
+/* What the two threads tell each other. */
+struct trial {
+    uint32_t entered; /* the sequence has begun; written within it */
+    uint32_t over;    /* it should have been restarted */
+};
+
+static void interrupt(void *argument) {
+    struct trial *trial = argument;
+    while (__atomic_load_n(&trial->entered, __ATOMIC_ACQUIRE) == 0) {
+        os_syscall(SYS_sched_yield);
+    }
+    rseq_restart_all();
+    __atomic_store_n(&trial->over, 1, __ATOMIC_RELEASE);
+}
+
+/* Runs a sequence that waits until the trial is over. Returns whether it was
+ * restarted before. */
+static bool wait_in_sequence(const struct rseq_offsets *offsets, struct trial *trial) {
+    uint64_t restarted = 0;
+    uint64_t scratch;
+#if defined(__x86_64__)
+    __asm__ volatile(".pushsection __rseq_cs, \"aw\"\n\t"
+                     ".balign 32\n"
+                     "3:\n\t"
+                     ".long 0, 0\n\t"
+                     ".quad 1f, 2f - 1f, 4f\n\t"
+                     ".popsection\n\t"
+                     "leaq 3b(%%rip), %[scratch]\n\t"
+                     "movq %[scratch], %%fs:8(%[area])\n"
+                     "1:\n\t"
+                     "movl $1, %[entered]\n"
+                     "5:\n\t"
+                     "pause\n\t"
+                     "cmpl $0, %[over]\n\t"
+                     "je 5b\n"
+                     "2:\n\t"
+                     ".pushsection .text.calm_restart, \"ax\"\n\t"
+                     ".byte 0x0f, 0xb9, 0x3d\n\t"
+                     ".long 0x53053053\n"
+                     "4:\n\t"
+                     "movl $1, %k[restarted]\n\t"
+                     "jmp 2b\n\t"
+                     ".popsection\n\t"
+                     : [scratch] "=&r"(scratch), [restarted] "+r"(restarted), [entered] "=m"(trial->entered)
+                     : [area] "r"(offsets->area), [over] "m"(trial->over)
+                     : "memory", "cc");
+#else
+    __asm__ volatile(".pushsection __rseq_cs, \"aw\"\n\t"
+                     ".balign 32\n"
+                     "3:\n\t"
+                     ".long 0, 0\n\t"
+                     ".quad 1f, 2f - 1f, 4f\n\t"
+                     ".popsection\n\t"
+                     "adrp %[scratch], 3b\n\t"
+                     "add %[scratch], %[scratch], :lo12:3b\n\t"
+                     "str %[scratch], [%[area], #8]\n\t"
+                     "mov %w[scratch], #1\n"
+                     "1:\n\t"
+                     "str %w[scratch], [%[entered]]\n"
+                     "5:\n\t"
+                     "ldr %w[scratch], [%[over]]\n\t"
+                     "cbz %w[scratch], 5b\n"
+                     "2:\n\t"
+                     ".pushsection .text.calm_restart, \"ax\"\n\t"
+                     ".long 0xd428bc00\n"
+                     "4:\n\t"
+                     "mov %[restarted], #1\n\t"
+                     "b 2b\n\t"
+                     ".popsection\n\t"
+                     : [scratch] "=&r"(scratch), [restarted] "+r"(restarted)
+                     : [area] "r"((char *)thread_pointer() + offsets->area), [entered] "r"(&trial->entered),
+                       [over] "r"(&trial->over)
+                     : "memory", "cc");
+#endif
+    return restarted != 0;
+}
+
+bool rseq_is_restarted(const struct rseq_offsets *offsets) {
+    struct trial trial = {0};
+    static struct thread thread;
+    if (!thread_start(&thread, interrupt, &trial, STACK_BYTES)) {
+        return true;
+    }
+    bool restarted = wait_in_sequence(offsets, &trial);
+    while (!thread_is_gone(&thread)) {
+        thread_wait(&thread, 0);
+    }
+    return restarted;
+}
+
+bool rseq_is_broken(const struct rseq_offsets *offsets) {
+    struct utsname system;
+    return os_syscall(SYS_uname, &system) == 0 &&
+           rseq_is_suspect(system.release, getauxval(AT_RSEQ_FEATURE_SIZE)) && !rseq_is_restarted(offsets);
+}
