@@ -5,10 +5,42 @@
 #include "os/syscall.h"
 #include "os/vm.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
-static bool examine(const char *start, size_t bytes, unsigned char *resident) {
+/* A page of the largest size may count as pages of the smallest, since an
+ * emulator may count the host's. */
+#define MAX_PAGE_BYTES ((size_t)64 << 10)
+#define MIN_PAGE_BYTES ((size_t)4 << 10)
+
+enum { UNKNOWN, TOLD, UNTOLD };
+
+static bool ask(const char *start, size_t bytes, unsigned char *resident) {
     return os_syscall(SYS_mincore, start, bytes, resident) == 0;
+}
+
+/* Returns whether the kernel tells a page that was never touched from others.
+ * gVisor says of all pages that they are resident; so does Linux, if the
+ * program locks all memory that it will map. */
+static bool is_told(void) {
+    static _Atomic(int) known;
+    int answer = atomic_load_explicit(&known, memory_order_relaxed);
+    if (answer == UNKNOWN) {
+        unsigned char resident[MAX_PAGE_BYTES / MIN_PAGE_BYTES] = {0};
+        size_t bytes = vm_page_size();
+        char *page = vm_map(bytes);
+        if (page == NULL) {
+            return false;
+        }
+        answer = ask(page, bytes, resident) && (resident[0] & 1) == 0 ? TOLD : UNTOLD;
+        vm_release(page, bytes);
+        atomic_store_explicit(&known, answer, memory_order_relaxed);
+    }
+    return answer == TOLD;
+}
+
+static bool examine(const char *start, size_t bytes, unsigned char *resident) {
+    return is_told() && ask(start, bytes, resident);
 }
 
 struct residency residency_of_tail(const void *start, size_t bytes, size_t max_resident_bytes,
@@ -53,9 +85,7 @@ size_t residency_first(const void *start, size_t bytes, unsigned char *scratch, 
 }
 
 bool residency_is_full(const void *start, size_t bytes) {
-    /* The array has one byte for each page of the smallest size, since an
-     * emulator may count the host's pages. */
-    unsigned char resident[RESIDENCY_SAMPLE_BYTES / 4096] = {0};
+    unsigned char resident[RESIDENCY_SAMPLE_BYTES / MIN_PAGE_BYTES] = {0};
     if (!filters_allow_all() || !examine(start, bytes, resident)) {
         return false;
     }

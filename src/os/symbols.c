@@ -15,12 +15,16 @@ struct symbol_search {
 struct symbols {
     const ElfW(Sym) * table;
     const char *names;
-    const uint32_t *hash; /* DT_GNU_HASH */
+    const uint32_t *hash;   /* DT_GNU_HASH; or NULL */
+    const uint32_t *counts; /* DT_HASH, whose second word is the number of symbols; or NULL */
 };
 
-/* Some C libraries replace the offsets in the section by addresses. */
+/* Some C libraries replace the offsets in the section by addresses. The vDSO of
+ * gVisor, like those of old kernels, is linked for the kernel's half of the
+ * addresses. */
 static const void *address(ElfW(Addr) base, ElfW(Addr) value) {
-    return (const void *)(value < base ? value + base : value);
+    bool is_linked_high = (intptr_t)value < 0;
+    return (const void *)(value < base || is_linked_high ? value + base : value);
 }
 
 static struct symbols symbols_of(ElfW(Addr) base, const ElfW(Dyn) * entry) {
@@ -32,6 +36,8 @@ static struct symbols symbols_of(ElfW(Addr) base, const ElfW(Dyn) * entry) {
             symbols.names = address(base, entry->d_un.d_ptr);
         } else if (entry->d_tag == DT_GNU_HASH) {
             symbols.hash = address(base, entry->d_un.d_ptr);
+        } else if (entry->d_tag == DT_HASH) {
+            symbols.counts = address(base, entry->d_un.d_ptr);
         }
     }
     return symbols;
@@ -45,12 +51,16 @@ static uint32_t hash_of(const char *name) {
     return hash;
 }
 
+static bool is_named(const struct symbols *symbols, const ElfW(Sym) * symbol, const char *name) {
+    return symbol->st_shndx != SHN_UNDEF && symbols_same_name(symbols->names + symbol->st_name, name);
+}
+
 /* The hash table begins with four words: the number of buckets, the number of
  * symbols that are not in the table, the filter's length in words, and the
  * filter's shift. The filter follows, and then the buckets, each of which holds
  * the number of its first symbol. The symbols' hashes come last. The last hash
  * of a bucket has its lowest bit set. */
-static const ElfW(Sym) * look_up(const struct symbols *symbols, const char *name) {
+static const ElfW(Sym) * look_up_hash(const struct symbols *symbols, const char *name) {
     uint32_t buckets = symbols->hash[0];
     uint32_t offset = symbols->hash[1];
     const uint32_t *bucket = symbols->hash + 4 + symbols->hash[2] * (sizeof(ElfW(Addr)) / sizeof(uint32_t));
@@ -63,8 +73,7 @@ static const ElfW(Sym) * look_up(const struct symbols *symbols, const char *name
     for (;; number++) {
         const ElfW(Sym) *symbol = &symbols->table[number];
         uint32_t known = hashes[number - offset];
-        if ((known | 1) == (hash | 1) && symbol->st_shndx != SHN_UNDEF &&
-            symbols_same_name(symbols->names + symbol->st_name, name)) {
+        if ((known | 1) == (hash | 1) && is_named(symbols, symbol, name)) {
             return symbol;
         }
         if ((known & 1) != 0) {
@@ -73,10 +82,21 @@ static const ElfW(Sym) * look_up(const struct symbols *symbols, const char *name
     }
 }
 
+static const ElfW(Sym) * look_up(const struct symbols *symbols, const char *name) {
+    if (symbols->hash != NULL) {
+        return look_up_hash(symbols, name);
+    }
+    for (uint32_t number = 1; symbols->counts != NULL && number < symbols->counts[1]; number++) {
+        if (is_named(symbols, &symbols->table[number], name)) {
+            return &symbols->table[number];
+        }
+    }
+    return NULL;
+}
+
 const ElfW(Sym) * symbols_look_up(ElfW(Addr) base, const ElfW(Dyn) * dynamic, const char *name) {
     struct symbols symbols = symbols_of(base, dynamic);
-    bool complete = symbols.table != NULL && symbols.names != NULL && symbols.hash != NULL;
-    return complete ? look_up(&symbols, name) : NULL;
+    return symbols.table != NULL && symbols.names != NULL ? look_up(&symbols, name) : NULL;
 }
 
 static any_function function_of(const struct dl_phdr_info *module, const char *name) {

@@ -32,7 +32,7 @@ static void test_grown_and_gone(void) {
     size_t left = heap_mappings();
     printf("%llu moves of %d blocks: %zu mappings, %zu once they are gone\n", (unsigned long long)moves,
            VECTORS, grown, left);
-    CHECK(moves > VECTORS);
+    CHECK(moves > VECTORS || !pages_can_move());
     CHECK(left <= 8);
 }
 
@@ -99,6 +99,9 @@ static char *zeroed(size_t bytes) {
 
 /* Of large blocks of calloc hardly anything is resident before it is touched, however much free memory is. */
 static void test_zeros_are_not_resident(void) {
+    if (!residency_is_told()) {
+        return;
+    }
     set("test_placement", "off"); /* so that blocks are the pages that they lie on */
     for (size_t i = 0; i < 100; i++) {
         blocks[i] = obtain(300 * KIB);

@@ -180,7 +180,7 @@ static void test_one_at_first(void) {
     /* The others hold no memory: no whole page of theirs was touched. */
     char *first = (char *)vm_round_up((uintptr_t)&arenas.of[1]);
     char *end = (char *)((uintptr_t)&arenas.of[ARENAS + 1] & ~(page_size - 1));
-    CHECK_EQUAL(resident_pages(first, (size_t)(end - first)), 0);
+    CHECK(!residency_is_told() || resident_pages(first, (size_t)(end - first)) == 0);
 }
 
 /* One magazine with blocks of all arenas, in no order. */

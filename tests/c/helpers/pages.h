@@ -12,6 +12,10 @@
 
 #include "check.h"
 
+#ifndef MREMAP_DONTUNMAP
+#define MREMAP_DONTUNMAP 4 /* glibc 2.32 */
+#endif
+
 /* Of the kernel; each test's main function sets it. */
 static size_t page_size;
 
@@ -44,6 +48,24 @@ static inline size_t resident_pages(const void *start, size_t bytes) {
         count += resident[i] & 1;
     }
     return count;
+}
+
+/* Whether the kernel tells untouched pages from others. gVisor says of all that they are resident. */
+static inline bool residency_is_told(void) {
+    void *page = map_pages(1);
+    bool told = resident_pages(page, page_size) == 0;
+    munmap(page, page_size);
+    return told;
+}
+
+/* Whether the kernel moves pages and leaves their addresses mapped. gVisor does not. */
+static inline bool pages_can_move(void) {
+    unsigned char *pages = map_pages(2);
+    pages[0] = 1;
+    void *moved = mremap(pages, page_size, page_size, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP,
+                         pages + page_size);
+    munmap(pages, 2 * page_size);
+    return moved != MAP_FAILED;
 }
 
 /* The number of mappings that a range overlaps. */

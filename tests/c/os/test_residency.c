@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <stdbool.h>
+#include <sys/mman.h>
 
 #include "check.h"
 #include "pages.h"
@@ -88,9 +89,27 @@ static void test_residency_unknown(void) {
     CHECK_EQUAL(tail.resident_bytes, FIELD_PAGES * page_size);
 }
 
+/* Where each page counts as resident from the start, nothing is told, and nothing is found. */
+static void test_residency_untold(void) {
+    if (mlockall(MCL_FUTURE) != 0) {
+        CHECK(errno == EPERM || errno == ENOMEM);
+        return;
+    }
+    unsigned char *pages = map_pages(16);
+    size_t offset;
+    CHECK_EQUAL(residency_first(pages, 16 * page_size, scratch, &offset), 0);
+    CHECK(!residency_is_full(pages, 16 * page_size));
+    CHECK_EQUAL(tail_of(pages, 16, SIZE_MAX).resident_bytes, 16 * page_size);
+}
+
 int main(void) {
     page_size = (size_t)sysconf(_SC_PAGESIZE);
     filters_detect();
+    in_child(test_residency_untold);
+    if (!residency_is_told()) {
+        printf("the kernel does not tell which pages are resident\n");
+        return 0;
+    }
     test_residency();
     test_residency_unknown();
     return 0;
