@@ -39,6 +39,11 @@ def test_the_arch_recipe_is_read(tmp_path: Path) -> None:
         assert f"python-{ARCH_NAMES.get(name, name)}" in text
 
 
+@pytest.mark.long
+def test_the_alpine_recipe_builds() -> None:
+    assert re.match(r"ok|skipped", run(CHECK, "alpine").stdout)
+
+
 # nixpkgs is not here: stand-ins return what they are called with.
 STUB = """
 import PACKAGE/package.nix {

@@ -15,6 +15,7 @@ PLACES = (
     "calm/__init__.py",
     "research/pyproject.toml",
     "rust/Cargo.toml",
+    "packaging/alpine/APKBUILD",
     "packaging/arch/PKGBUILD",
     "packaging/debian/changelog",
 )
