@@ -19,7 +19,7 @@ static void test_moves_leave_no_mappings(void) {
             void *to = heap_take_large(&heap, 8 + 8 * moves, 1, RUN_FOR_MOVE, colored, &zero);
             /* After the second move, the block is two mappings, which stay where they are. */
             bool moved = vm_move_pages(slot->block, to, slot->bytes);
-            CHECK_EQUAL(moved, moves < 2 && pages_can_move());
+            CHECK_EQUAL(moved, moves < 2);
             if (!moved) {
                 CHECK(heap_put_large(&heap, to) == NULL);
                 check_filled(slot);
@@ -53,6 +53,8 @@ static void test_moves_leave_no_mappings(void) {
 
 int main(void) {
     prepare_heaps();
-    test_moves_leave_no_mappings();
+    if (pages_can_move()) {
+        test_moves_leave_no_mappings();
+    }
     return 0;
 }
