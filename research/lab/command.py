@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,13 @@ from calm.core.comparison import AllocatorRuns
 from calm.core.documents import Document
 from calm.core.environment import warnings
 from calm.core.errors import FAILED, USAGE, CalmError
-from calm.core.measure import METRIC, Metric
+from calm.core.machine import broadcast
+from calm.core.measure import METRIC, Counter, Measurement, Metric
 from calm.core.options import Output
 from calm.core.progress import Bar
 from calm.core.rounds import Side
 from research.lab import packages, payload, session
+from research.lab.architecture import ARCHITECTURES, Architecture, host
 from research.lab.guest import APPLETS, Turn
 from research.lab.machine import KVM, TCG, Topology
 from research.lab.payload import Payload
@@ -50,6 +53,9 @@ METRICS = (
 class GuestMachine(msgspec.Struct, kw_only=True):
     """The machine that was emulated."""
 
+    architecture: str
+    """As `uname -m` prints it."""
+    page_size_kib: int | None
     cpus: int
     sockets: int
     nodes: int | None
@@ -97,6 +103,8 @@ def described(outcome: Outcome) -> dict[str, Any]:
     topology = outcome.plan.topology
     return {
         "machine": GuestMachine(
+            architecture=outcome.qemu.architecture.machine,
+            page_size_kib=outcome.view.page_kib if outcome.view else None,
             cpus=topology.cpus,
             sockets=topology.sockets,
             nodes=outcome.view.nodes if outcome.view else None,
@@ -108,9 +116,24 @@ def described(outcome: Outcome) -> dict[str, Any]:
         "kernel": outcome.view.kernel if outcome.view else None,
         "kernel_package": outcome.parts.kernel_package,
         "qemu": outcome.qemu.version,
-        "glibc": (os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc ") or None,
+        "glibc": outcome.parts.glibc
+        or (os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc ")
+        or None,
         "qemu_command": [re.sub(r"[^:]*/", "", word) for word in outcome.command],
     }
+
+
+def _no_interrupts(outcome: Outcome) -> str | None:
+    """Why the guest's CPUs never send an interrupt for a shootdown, if they do not."""
+    found = broadcast(outcome.qemu.architecture.machine, cpuinfo="")
+    return found.note if found else None
+
+
+def _without_shootdowns(run: Measurement, why: str | None) -> Measurement:
+    """A run whose counts of shootdowns would be zero whatever the program does."""
+    if not why:
+        return run
+    return replace(run, counters={**run.counters, **dict.fromkeys(measure.SHOOTDOWNS, Counter(None, why))})
 
 
 def _notes(outcome: Outcome) -> list[str]:
@@ -122,6 +145,8 @@ def _notes(outcome: Outcome) -> list[str]:
             "the CPUs are emulated: counts are a real kernel's; times would be the emulator's, and are "
             f"not shown (no KVM: {outcome.why_not_kvm})"
         ]
+    if why := _no_interrupts(outcome):
+        notes.append(why)
     if outcome.round_s is not None:
         rounds = 1 + max(number for number, _ in outcome.runs)
         notes.append(
@@ -144,7 +169,7 @@ def _print(found: Lab, outcome: Outcome, console: Console) -> None:
     console.print(f"{outcome.plan.topology}, {kind}{kernel}", soft_wrap=True)
     metrics = [metric for metric in METRICS if metric.key in found.how]
     report.print_table(console, comparison.table(found.allocators, metrics, values=True))
-    for metric in METRICS[:2]:
+    for metric in () if _no_interrupts(outcome) else METRICS[:2]:
         how = found.how.get(metric.key) or f"not counted: {_reason(found, metric)}"
         console.print(f"{metric.label}: {how}", style="dim", soft_wrap=True)
     for note in found.notes:
@@ -156,6 +181,36 @@ def _reason(found: Lab, metric: Metric) -> str:
     counters = [run.counters[metric.key] for run in runs if metric.key in run.counters]
     reasons = [counter.reason for counter in counters if counter.reason]
     return reasons[0] if reasons else "/proc/interrupts of the guest has no TLB row"
+
+
+def allocators_of(specs: Iterable[str], architecture: Architecture) -> list[Allocator]:
+    """Those of this machine; for a foreign guest its own glibc, and libraries that were built for it."""
+    if not architecture.foreign:
+        return allocators.parse_list(specs)
+    begins = rf",(?=(?:{'|'.join(allocators.KNOWN)})(?:[,:]|$)|[^,:]*/)"
+    sides = [_foreign(spec, architecture) for text in specs for spec in re.split(begins, text)]
+    labels = [side.label for side in sides]
+    if repeated := next((label for label in labels if labels.count(label) > 1), None):
+        raise CalmError(f"allocator {repeated!r} is given twice", USAGE)
+    return sides
+
+
+def _foreign(spec: str, architecture: Architecture) -> Allocator:
+    name, *variables = re.split(r"(?=:[A-Za-z_]\w*=)", spec, maxsplit=1)
+    label, equals, path = name.partition("=")
+    library = None
+    if "/" in name:
+        library = Path(path if equals else name).absolute()
+    elif name in allocators.OWN:
+        library = architecture.built(f"lib{name}.so")
+    elif name != allocators.GLIBC:
+        known = ", ".join([allocators.GLIBC, *allocators.OWN])
+        raise CalmError(
+            f"unknown allocator {name!r} for {architecture.name}: known are {known}, and NAME=path/to/lib.so",
+            USAGE,
+        )
+    parsed = allocators.parse(allocators.GLIBC + "".join(variables))
+    return replace(parsed, label=label + "".join(variables), library=library)
 
 
 def environment_of(assignments: Sequence[str], inherited: Mapping[str, str]) -> dict[str, str]:
@@ -206,6 +261,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 Examples:
   calm lab --cpus 16 --sockets 4 -a glibc,calmalloc -- ./server-test --threads 16
   calm lab --add /usr/lib/python3.11 --add work.py -- /usr/bin/python3 work.py
+  calm lab --arch arm64 --syscalls -- build/aarch64/dedup-like --threads 16
 """,
 )
 @click.option(
@@ -223,6 +279,13 @@ Examples:
     default=1,
     show_default=True,
     help="Sockets of these CPUs.",
+)
+@click.option(
+    "--arch",
+    "architecture",
+    type=click.Choice(list(ARCHITECTURES)),
+    help="Architecture of the guest and its programs; arm64-16k: with pages of 16 KiB.  "
+    "[default: this machine's]",
 )
 @options.allocator_list(
     "Allocators, as for `calm compare`: ratios are to the first.", default="glibc,calmalloc"
@@ -257,7 +320,7 @@ Examples:
     help="auto: KVM where a guest boots under it, else emulation.",
 )
 @click.option("--syscalls", is_flag=True, help="Count memory calls too.")
-@click.option("--kernel", type=_FILE, help="A bzImage, instead of Debian's newest kernel for clouds.")
+@click.option("--kernel", type=_FILE, help="A bzImage, or an Image of arm64, instead of Debian's newest.")
 @click.option("--busybox", type=_FILE, help="A static busybox, instead of Debian's.")
 @click.option("--update", is_flag=True, help="Fetch the newest kernel, even if the cache has one.")
 @click.option(
@@ -270,6 +333,7 @@ Examples:
 def command(
     cpus: int,
     sockets: int,
+    architecture: str | None,
     specs: tuple[str, ...],
     rounds: int | None,
     add: tuple[Path, ...],
@@ -294,9 +358,10 @@ def command(
     topology = Topology(cpus, sockets)
     if pin is not None:
         _check_pin(pin, cpus)
-    sides = allocators.parse_list(specs)
+    guest = ARCHITECTURES[architecture] if architecture else host()
+    sides = allocators_of(specs, guest)
     environment = environment_of(assignments, os.environ)
-    files = Payload(environment)
+    files = Payload(environment, guest)
     files.program(program.find(cmd[0]))
     files.mirror(Path.cwd())
     for path in add:
@@ -316,7 +381,7 @@ def command(
         enough_s=ENOUGH_S if rounds is None else None,
         topology=topology,
         payload=files,
-        cache=(cache or packages.default_cache()).absolute(),
+        cache=(cache or packages.default_cache()).absolute() / (guest.debian if guest.foreign else ""),
         environment=environment,
         folder=Path.cwd(),
         memory=memory,
@@ -330,11 +395,16 @@ def command(
     with Bar() as bar:
         outcome = session.run(plan, bar)
     status = _report_failures(outcome, sides, cmd)
+    why = _no_interrupts(outcome)
     # A label that failed is not run again, so its runs are those of the first rounds.
     taken = [
         Side(
             side.label,
-            [(number, run.measurement) for number, run in outcome.of(side.label) if run.measurement],
+            [
+                (number, _without_shootdowns(run.measurement, why))
+                for number, run in outcome.of(side.label)
+                if run.measurement
+            ],
             outcome.failures.get(side.label),
         )
         for side in sides

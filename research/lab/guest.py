@@ -45,12 +45,14 @@ ln -s /proc/self/fd/0 /dev/stdin
 ln -s /proc/self/fd/1 /dev/stdout
 ln -s /proc/self/fd/2 /dev/stderr
 exec </dev/null >/dev/console 2>&1
-stty -F /dev/ttyS1 raw
-exec 3>/dev/ttyS1
+stty -F /dev/{port} raw
+exec 3>/dev/{port}
 say() {{ echo "@@ $*" >&3; }}
 packed() {{ tail -c {kept} "$1" | base64 -w 0; }}
-say ready $(nproc) $(grep '^physical id' /proc/cpuinfo | sort -u | wc -l) \
-$(ls /sys/devices/system/node | grep -c '^node') $(uname -r)
+say ready $(nproc) \
+$(set +f; cat /sys/devices/system/cpu/cpu*/topology/physical_package_id | sort -u | wc -l) \
+$(ls /sys/devices/system/node | grep -c '^node') \
+$(awk '/^KernelPageSize/ {{ print $2; exit }}' /proc/self/smaps) $(uname -r)
 run() {{
     label=$1 number=$2
     shift 2
@@ -115,6 +117,7 @@ class View:
     cpus: int
     sockets: int
     nodes: int
+    page_kib: int
     kernel: str
 
 
@@ -124,8 +127,9 @@ def script(
     groups: Sequence[str],
     environment: Mapping[str, str],
     folder: Path,
+    port: str,
 ) -> bytes:
-    """The first process. After a failure the script skips the turns of the same label."""
+    """The first process, which reports to a port. After a failure it skips the turns of the same label."""
     labels = {
         label: f"l{place}" for place, label in enumerate(dict.fromkeys(turn.label for _, turn in turns))
     }
@@ -141,7 +145,11 @@ def script(
             words += [BUSYBOX, "taskset", "-c", turn.pin]
         lines.append(shlex.join([*words, *turn.command]))
     return _INIT.format(
-        home=HOME, kept=_MAX_OUTPUT_BYTES, folder=shlex.quote(str(folder)), runs="\n".join(lines)
+        home=HOME,
+        port=port,
+        kept=_MAX_OUTPUT_BYTES,
+        folder=shlex.quote(str(folder)),
+        runs="\n".join(lines),
     ).encode()
 
 
@@ -165,9 +173,10 @@ class Listener:
     def _take(self, text: str) -> tuple[int, Run] | None:
         word, _, rest = text.partition(" ")
         if word == "ready":
-            cpus, sockets, nodes, kernel = rest.split(maxsplit=3)
+            *numbers, kernel = rest.split(maxsplit=4)
+            cpus, sockets, nodes, page_kib = map(int, numbers)
             # A kernel without NUMA has one node, and no folder for it.
-            self.view = View(int(cpus), int(sockets), max(1, int(nodes)), kernel)
+            self.view = View(cpus, sockets, max(1, nodes), page_kib, kernel)
         elif word == "done":
             self.done = True
         elif word == "begin":

@@ -9,12 +9,9 @@ from pathlib import Path
 
 from calm.core.errors import USAGE, CalmError
 from calm.core.proc import memory_kib
+from research.lab.architecture import X86_64, Architecture
 
-QEMU = "qemu-system-x86_64"
 TCG, KVM = "tcg", "kvm"
-_PARAMETERS = "console=ttyS0 quiet panic=-1 mitigations=off"
-# Of the kernel. The TSCs of emulated CPUs differ; unless told so, the kernel detects it by long checks.
-PARAMETERS = {KVM: _PARAMETERS, TCG: f"{_PARAMETERS} tsc=unstable"}
 # Without interrupt remapping, which the emulated machine lacks, an interrupt addresses its CPU by eight bits.
 _MAX_APIC_ID = 254
 _MIB = 1 << 20
@@ -84,13 +81,16 @@ class Qemu:
 
     path: str
     version: str
+    architecture: Architecture = X86_64
 
 
-def find_qemu(chosen: Path | None = None) -> Qemu:
+def find_qemu(chosen: Path | None = None, architecture: Architecture = X86_64) -> Qemu:
     """The chosen one, else the one on PATH."""
-    path = str(chosen) if chosen else shutil.which(QEMU)
+    path = str(chosen) if chosen else shutil.which(architecture.qemu)
     if path is None:
-        raise CalmError(f"{QEMU} is not installed: it is in the Debian package qemu-system-x86")
+        raise CalmError(
+            f"{architecture.qemu} is not installed: it is in the Debian package {architecture.qemu_package}"
+        )
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
     except OSError as error:
@@ -98,7 +98,18 @@ def find_qemu(chosen: Path | None = None) -> Qemu:
     if done.returncode or not done.stdout.strip():
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise CalmError(f"{path} does not run: {reason}")
-    return Qemu(path, done.stdout.splitlines()[0])
+    return Qemu(path, done.stdout.splitlines()[0], architecture)
+
+
+def parameters(architecture: Architecture, accelerator: str) -> str:
+    """Of the guest's kernel."""
+    more = architecture.emulated_parameters if accelerator == TCG else ""
+    return f"{architecture.parameters} quiet panic=-1 mitigations=off {more}".rstrip()
+
+
+# For programs that emulate x86-64 only.
+QEMU = X86_64.qemu
+PARAMETERS = {each: parameters(X86_64, each) for each in (KVM, TCG)}
 
 
 def command(
@@ -115,16 +126,17 @@ def command(
 
     `changes` are further options of QEMU, and other values of these.
     """
-    mib, cores = memory // _MIB, topology.cores
+    mib, cores, architecture = memory // _MIB, topology.cores, qemu.architecture
     options = {
         **dict.fromkeys(("-display", "-monitor", "-nic"), "none"),
-        "-accel": KVM if accelerator == KVM else f"{TCG},thread=multi",
-        "-cpu": "host" if accelerator == KVM else "max",
+        "-accel": KVM if accelerator == KVM else f"{TCG},thread={architecture.threads}",
+        "-cpu": "host" if accelerator == KVM else architecture.cpu,
         "-m": f"{mib}M",
         "-smp": f"{topology.cpus},sockets={topology.sockets},cores={cores},threads=1",
         "-kernel": str(kernel),
         "-initrd": str(initrd),
-        "-append": PARAMETERS[accelerator],
+        "-append": parameters(architecture, accelerator),
+        **architecture.options,
         **(changes or {}),
     }
     words = [qemu.path, "-no-reboot", *chain.from_iterable(options.items())]
@@ -135,4 +147,4 @@ def command(
         words += ["-object", f"memory-backend-ram,id=node{node},size={size}M"]
         cpus = f"cpus={node * cores}-{(node + 1) * cores - 1}"
         words += ["-numa", f"node,nodeid={node},{cpus},memdev=node{node}"]
-    return [*words, "-serial", f"file:{console}", "-serial", "stdio"]
+    return [*words, "-serial", f"file:{console}", *architecture.port_options]

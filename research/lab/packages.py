@@ -10,22 +10,24 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from calm.core import paths
 from calm.core.errors import CalmError
 from research import cache
+from research.lab.architecture import X86_64, Architecture
 
 # A run's own files in the cache: a guest's, and unfinished packages. They have the number of its process.
-_OWN = re.compile(r"boot-(\d+)-\S+|\.(?:linux-image|busybox-static)\S*\.(\d+)\.\S+")
+_OWN = re.compile(r"boot-(\d+)-\S+|\.(?:apt|linux-image|busybox-static|lib)\S*\.(\d+)\.\S+")
 # The console of a boot that failed, kept for the user.
 _CONSOLE = re.compile(r"console-\d+-\S+\.log")
 _KEPT_S = 7 * 24 * 3600
-_KERNEL = re.compile(r"linux-image-\d\S*-cloud-amd64")
-_KERNELS = "linux-image-*"
 _BUSYBOX = "busybox-static"
+# With the libraries of a guest that cannot have this machine's.
+_GLIBC = "libc6"
+_LIBRARIES = (_GLIBC, "libgcc-s1", "libstdc++6")
 # Of Debian 12, and of Debian 13.
 _SHELLS = ("bin/busybox", "usr/bin/busybox")
 _VERSION = "version"
@@ -41,6 +43,10 @@ class Parts:
     kernel_package: str
     """With its version; the file's name if the user gave a file."""
     busybox: Path
+    libraries: Sequence[Path] = ()
+    """Of a foreign guest: the unpacked packages that have them."""
+    glibc: str | None = None
+    """Its version in these packages."""
 
 
 def default_cache() -> Path:
@@ -67,12 +73,44 @@ def _output(*command: str, cwd: Path | None = None) -> str:
     return done.stdout
 
 
-def _version_key(name: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", name.partition("-cloud")[0])]
+def _is_kernel(name: str, architecture: Architecture) -> bool:
+    return re.fullmatch(rf"linux-image-\d\S*-{architecture.flavour}", name) is not None
 
 
-def unpack(package: str, cache: Path, tell: Tell) -> Path:
-    """A folder of the cache with a Debian package's files. A partial one never gets its name."""
+def _version_key(name: str, architecture: Architecture) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", name.removesuffix(architecture.flavour))]
+
+
+def _sandbox() -> list[str]:
+    # apt's download user may have no access to the cache.
+    return ["-o", "APT::Sandbox::User=root"] if os.geteuid() == 0 else []
+
+
+@contextlib.contextmanager
+def _foreign_lists(cache: Path, architecture: Architecture) -> Iterator[list[str]]:
+    """Fetches the lists of another architecture's packages. Yields the options by which apt uses them.
+
+    apt's sources and keys are this machine's. Its lists and the system's packages stay as they are.
+    """
+    with tempfile.TemporaryDirectory(prefix=f".apt.{os.getpid()}.", dir=cache) as name:
+        settings = {
+            "APT::Architecture": architecture.debian,
+            "APT::Architectures": architecture.debian,
+            "Acquire::Languages": "none",
+            "Dir::Cache": name,
+            "Dir::State": name,
+            "Dir::State::status": "/dev/null",
+        }
+        options = [word for key, value in settings.items() for word in ("-o", f"{key}={value}")]
+        _output("apt-get", "-q", *_sandbox(), *options, "update")
+        yield options
+
+
+def unpack(package: str, cache: Path, tell: Tell, options: Sequence[str] = ()) -> Path:
+    """A folder of the cache with a Debian package's files. A partial one never gets its name.
+
+    `options` are apt's.
+    """
     folder = cache / package
     if folder.is_dir():
         return folder
@@ -80,9 +118,7 @@ def unpack(package: str, cache: Path, tell: Tell) -> Path:
     with tempfile.TemporaryDirectory(prefix=f".{package}.{os.getpid()}.", dir=cache) as name:
         downloads, partial = Path(name, "download"), Path(name, "files")
         downloads.mkdir()
-        # apt's download user may have no access to this folder.
-        sandbox = ["-o", "APT::Sandbox::User=root"] if os.geteuid() == 0 else []
-        _output("apt-get", "-q", *sandbox, "download", package, cwd=downloads)
+        _output("apt-get", "-q", *_sandbox(), *options, "download", package, cwd=downloads)
         (deb,) = downloads.glob("*.deb")
         tell(f"unpacking {package}")
         _output("dpkg-deb", "--extract", str(deb), str(partial))
@@ -107,15 +143,17 @@ def sweep(cache: Path) -> None:
                     path.unlink()
 
 
-def _newest_kernel() -> str:
-    """The newest package with a kernel for clouds that apt knows, backports included."""
-    names = _output("apt-cache", "pkgnames", "linux-image-").split()
-    kernels = [name for name in names if _KERNEL.fullmatch(name)]
+def _newest_kernel(architecture: Architecture, options: Sequence[str]) -> str:
+    """The newest package with a kernel of that flavour that apt knows, backports included."""
+    names = _output("apt-cache", *options, "pkgnames", "linux-image-").split()
+    kernels = [name for name in names if _is_kernel(name, architecture)]
     # A package that others only name, or that is gone, has no version to download.
-    for name in sorted(kernels, key=_version_key, reverse=True):
-        if re.search(r"^  Candidate: (?!\(none\))", _output("apt-cache", "policy", name), re.MULTILINE):
+    for name in sorted(kernels, key=lambda name: _version_key(name, architecture), reverse=True):
+        policy = _output("apt-cache", *options, "policy", name)
+        if re.search(r"^  Candidate: (?!\(none\))", policy, re.MULTILINE):
             return name
-    raise CalmError("apt knows no linux-image-*-cloud-amd64: run apt-get update first")
+    missing = f"apt knows no linux-image-*-{architecture.flavour}"
+    raise CalmError(missing if architecture.foreign else f"{missing}: run apt-get update first")
 
 
 def _file(package: Path, *patterns: str) -> Path:
@@ -126,18 +164,40 @@ def _file(package: Path, *patterns: str) -> Path:
 
 
 def fetch(
-    cache: Path, tell: Tell, *, kernel: Path | None = None, busybox: Path | None = None, update: bool = False
+    cache: Path,
+    tell: Tell,
+    *,
+    kernel: Path | None = None,
+    busybox: Path | None = None,
+    update: bool = False,
+    architecture: Architecture = X86_64,
 ) -> Parts:
-    """The kernel and busybox: the user's own files, or Debian's."""
+    """The kernel and busybox: the user's own files, or Debian's. A foreign guest's libraries are Debian's."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CalmError(f"cannot write {cache}: {error.strerror}; --cache names another folder") from error
+
+    def kernels() -> list[Path]:
+        return [folder for folder in cache.iterdir() if _is_kernel(folder.name, architecture)]
+
+    names = [*([] if busybox else [_BUSYBOX]), *(_LIBRARIES if architecture.foreign else ())]
+    fetches_kernel = kernel is None and (update or not kernels())
+    with contextlib.ExitStack() as stack:
+        options: list[str] = []
+        if architecture.foreign and (fetches_kernel or not all((cache / name).is_dir() for name in names)):
+            tell(f"fetching the lists of {architecture.debian} packages")
+            options = stack.enter_context(_foreign_lists(cache, architecture))
+        if fetches_kernel:
+            unpack(_newest_kernel(architecture, options), cache, tell, options)
+        folders = {name: unpack(name, cache, tell, options) for name in names}
     name = kernel.name if kernel else ""
     if kernel is None:
-        if update or not any(cache.glob(_KERNELS)):
-            unpack(_newest_kernel(), cache, tell)
-        package = max(cache.glob(_KERNELS), key=lambda folder: _version_key(folder.name))
+        package = max(kernels(), key=lambda folder: _version_key(folder.name, architecture))
         kernel = _file(package, "boot/vmlinuz-*")
         name = f"{package.name} {_file(package, _VERSION).read_text().strip()}"
-    return Parts(kernel, name, busybox or _file(unpack(_BUSYBOX, cache, tell), *_SHELLS))
+    busybox = busybox or _file(folders[_BUSYBOX], *_SHELLS)
+    if not architecture.foreign:
+        return Parts(kernel, name, busybox)
+    glibc = _file(folders[_GLIBC], _VERSION).read_text().partition("-")[0]
+    return Parts(kernel, name, busybox, [folders[name] for name in _LIBRARIES], glibc)

@@ -10,15 +10,21 @@ import shlex
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from calm.core import elf, paths, program
 from calm.core.errors import NOT_EXECUTABLE, USAGE, CalmError
+from research.lab.architecture import X86_64, Architecture, named
+from research.lab.guest import BUSYBOX
 
+_SHELL = Path("/bin/sh")
 _LINKER_CACHE = Path("/etc/ld.so.cache")
+# Of an unpacked package; and links of a guest that has these, as Debian 13 has them for all packages.
+_LIBRARY_FOLDERS = ("lib*", "lib*/*-linux-gnu", "usr/lib*", "usr/lib*/*-linux-gnu")
+_MERGED = ("bin", "lib", "lib64")
 # Files that programs expect on every system.
 _MADE = {
     "/etc/passwd": b"root:x:0:0:root:/root:/bin/sh\n",
@@ -74,16 +80,48 @@ def needed(files: Iterable[Path], environment: Mapping[str, str]) -> set[Path]:
     return {Path(path) for path in re.findall(r"(/.*) \(0x[0-9a-f]+\)$", done.stdout, re.MULTILINE)}
 
 
+def _machine(path: Path) -> str | None:
+    """Of a program or shared library, as ELF calls it; None of any other file."""
+    with contextlib.suppress(elf.ElfError):
+        if elf.is_loadable(path):
+            with elf.opened(path) as file:
+                return str(file.header.e_machine)
+    return None
+
+
+def _linked(path: Path) -> tuple[list[str], list[str], str | None]:
+    """The libraries that an object needs, folders that may have them, and its loader, if it is a program."""
+    libraries: list[str] = []
+    folders: list[str] = []
+    loader = None
+    with contextlib.suppress(elf.ElfError), elf.opened(path) as file:
+        loader = elf.interpreter(path)
+        for tag in (tag for segment in file.iter_segments("PT_DYNAMIC") for tag in segment.iter_tags()):
+            if tag.entry.d_tag == "DT_NEEDED":
+                libraries.append(tag.needed)
+            elif tag.entry.d_tag in ("DT_RPATH", "DT_RUNPATH"):
+                text = tag.rpath if tag.entry.d_tag == "DT_RPATH" else tag.runpath
+                folders += re.sub(r"\$(?:ORIGIN|{ORIGIN})", str(path.parent), text).split(":")
+    return libraries, folders, loader
+
+
 class Payload:
     """Gathers files, and writes them as a cpio archive (newc), which the kernel unpacks as root."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], architecture: Architecture = X86_64) -> None:
         self.entries: dict[str, Entry] = {}
+        self.architecture = architecture
         self._environment = environment
         self._objects: set[Path] = set()
         for folder in _FOLDERS:
             self._folder(folder)
-        for path in (Path("/bin/sh"), _LINKER_CACHE):
+        if architecture.foreign:
+            self._folder("/usr/bin")
+            for name in _MERGED:
+                self.entries[f"/{name}"] = Entry(stat.S_IFLNK | 0o777, f"usr/{name}".encode())
+            self.entries["/usr/bin/sh"] = Entry(stat.S_IFLNK | 0o777, BUSYBOX.encode())
+            return
+        for path in (_SHELL, _LINKER_CACHE):
             if path.exists():
                 self.library(path)
         for directory in paths.system_directories():
@@ -130,14 +168,20 @@ class Payload:
     def library(self, path: Path) -> Path:
         """Adds a file; `finish` adds the libraries that it needs."""
         real = self.mirror(path.absolute())
-        with contextlib.suppress(elf.ElfError):
-            if real.is_file() and elf.is_loadable(real):
-                self._objects.add(real)
+        if (machine := _machine(real)) in self.architecture.elf:
+            self._objects.add(real)
+        elif machine is not None:
+            its = named(machine)
+            raise CalmError(
+                f"{real} is for {its.name if its else machine}, and the guest is {self.architecture.name}"
+                + (f": --arch {its.name} emulates one of {its.name}" if its and its.foreign else ""),
+                USAGE,
+            )
         return real
 
     def program(self, path: Path) -> None:
         """Adds a program, or a script with its interpreters."""
-        seen: set[Path] = set()
+        seen = {_SHELL} if self.architecture.foreign else set()
         while path not in seen:
             seen.add(path)
             real = self.library(path)
@@ -150,7 +194,7 @@ class Payload:
         """The interpreter of a script: the shell, where its first line names none."""
         words = os.fsdecode(head[2:].split(b"\n")[0]).split() if head.startswith(b"#!") else []
         if not words:
-            return Path("/bin/sh")
+            return _SHELL
         interpreter = Path(words[0])
         if interpreter.name == "env":
             self.library(interpreter)
@@ -174,15 +218,55 @@ class Payload:
                 # Its target may be missing, or outside of the folder, and is not added.
                 self._link(self.mirror(inner.parent) / inner.name)
             elif inner.is_file() or inner.is_dir():
-                self.library(inner)
+                real = self.mirror(inner)
+                if _machine(real) in self.architecture.elf:
+                    self._objects.add(real)
 
-    def finish(self) -> None:
-        """Adds the libraries that all files need, and the files that every system has."""
+    def finish(self, packages: Iterable[Path] = ()) -> None:
+        """Adds the libraries that all files need, and the files that every system has.
+
+        A foreign guest's own libraries are those of unpacked packages.
+        """
         for name, content in _MADE.items():
             if name not in self.entries:
                 self.make(name, content, 0o644)
+        if self.architecture.foreign:
+            self._link_all({name for package in packages for name in self._unpacked(package)})
+            return
         for path in sorted(needed(sorted(self._objects), self._environment)):
             self.mirror(path)
+
+    def _unpacked(self, package: Path) -> Iterator[str]:
+        """Adds a package's libraries; yields their paths in the guest."""
+        for path in (path for folder in _LIBRARY_FOLDERS for path in package.glob(f"{folder}/*.so*")):
+            name = f"/usr/{str(path.relative_to(package)).removeprefix('usr/')}"
+            if path.is_symlink():
+                self._folder(str(Path(name).parent))
+                self.entries[name] = Entry(stat.S_IFLNK | 0o777, os.fsencode(path.readlink()))
+            else:
+                self.make(name, path.read_bytes())
+            yield name
+
+    def _link_all(self, own: set[str]) -> None:
+        """Adds libraries that are needed besides the guest's own, from the folders where its loader looks."""
+        names = {Path(name).name for name in own} | {name.removeprefix("/usr") for name in own}
+        given = self._environment.get("LD_LIBRARY_PATH", "").split(":")
+        left = sorted(self._objects)
+        for path in left:
+            libraries, folders, loader = _linked(path)
+            places = [Path(folder) for folder in folders + given if folder]
+            wanted = {name: [folder / name for folder in places] for name in libraries}
+            wanted |= {loader: [Path(loader)]} if loader else {}
+            for name, candidates in wanted.items():
+                found = next((each for each in candidates if _machine(each) in self.architecture.elf), None)
+                if found:
+                    real = self.library(found)
+                    left += [] if real in left else [real]
+                elif name not in names:
+                    raise CalmError(
+                        f"{path} needs {name}, which is not found for {self.architecture.name}: "
+                        "--env LD_LIBRARY_PATH=FOLDER names the folder that has it"
+                    )
 
     @property
     def size(self) -> int:

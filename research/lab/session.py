@@ -108,7 +108,7 @@ def what_stopped(console: str, complaints: str, code: int | None) -> str:
     lines = [line.strip() for line in complaints.splitlines() if line.strip() and "warning:" not in line]
     if lines:
         # The first message is the cause of the others.
-        return f"QEMU: {lines[0].removeprefix(machine.QEMU + ': ').removeprefix('error: ')}"
+        return f"QEMU: {re.sub(r'^(qemu-system-[^ :]+: )?(error: )?', '', lines[0])}"
     return "the guest stopped before its end" + (f" (QEMU ended with {code})" if code else "")
 
 
@@ -135,7 +135,8 @@ def _boot(
     """
     plan, console, complaints = outcome.plan, work / _CONSOLE, work / "qemu.log"
     plan.payload.make(guest.BUSYBOX, outcome.parts.busybox.read_bytes())
-    plan.payload.make("/init", guest.script(left, probe, plan.groups, plan.environment, plan.folder))
+    port = outcome.qemu.architecture.port
+    plan.payload.make("/init", guest.script(left, probe, plan.groups, plan.environment, plan.folder, port))
     archive = work / "initramfs.cpio"
     with archive.open("wb") as file:
         plan.payload.write(file)
@@ -187,6 +188,8 @@ def _kvm_boots(qemu: Qemu, parts: Parts, cache: Path, tick: Callable[[], None]) 
 
     It proves nothing that /dev/kvm can be opened. The cache keeps the answer until this machine boots again.
     """
+    if qemu.architecture.foreign:
+        return "the guest's architecture is not this machine's"
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return "/dev/kvm is missing" if not Path("/dev/kvm").exists() else "/dev/kvm: permission denied"
     boot = proc.text("sys/kernel/random/boot_id").strip()
@@ -198,7 +201,8 @@ def _kvm_boots(qemu: Qemu, parts: Parts, cache: Path, tick: Callable[[], None]) 
             why_not: str | None = kept["why_not"]
             return why_not
     why_not = None
-    outcome = Outcome(Plan([], 0, Topology(2, 1), Payload({}), cache), qemu, parts, KVM, None, 512 << 20)
+    plan = Plan([], 0, Topology(2, 1), Payload({}, qemu.architecture), cache)
+    outcome = Outcome(plan, qemu, parts, KVM, None, 512 << 20)
     with _work_folder(cache) as work:
         try:
             for _ in _boot(outcome, [], Path("/"), Path(work), Listener({}), _KVM_BOOT_S):
@@ -213,25 +217,26 @@ class _Session:
     """The boots of one plan."""
 
     def __init__(self, plan: Plan, bar: Bar) -> None:
-        if os.uname().machine != "x86_64":
-            raise CalmError("the guest runs this machine's programs, so this must be an x86-64 machine")
         self._plan, self._bar = plan, bar
         bar.update(0, "fetching the kernel", 2 + plan.rounds * len(plan.turns))
-        qemu = machine.find_qemu(plan.qemu)
+        architecture = plan.payload.architecture
+        qemu = machine.find_qemu(plan.qemu, architecture)
         parts = packages.fetch(
             plan.cache,
             lambda what: bar.update(what=what),
             kernel=plan.kernel,
             busybox=plan.busybox,
             update=plan.update,
+            architecture=architecture,
         )
         packages.sweep(plan.cache)
         bar.update(what="gathering the program's files")
         self._start = self._first_began = time.monotonic()
         self._round = -1
-        self._probe = Path(measure.find_probe()).absolute()
+        probe = architecture.built("calm-probe") if architecture.foreign else Path(measure.find_probe())
+        self._probe = probe.absolute()
         plan.payload.program(self._probe)
-        plan.payload.finish()
+        plan.payload.finish(parts.libraries)
         memory = machine.choose_memory(plan.memory, plan.payload.size)
         why_not: str | None = "not asked for"
         if plan.accelerator != TCG:

@@ -36,9 +36,9 @@ def archive(path: Path) -> dict[str, tuple[int, bytes]]:
         files[name] = (fields[1], data[begin : begin + size])
 
 
-def report(interrupts: int, code: int | None = 0, number: int | None = None) -> str:
-    """The probe's."""
-    value = {"value": interrupts // 2, "reason": None, "scaled": False, "user_only": False}
+def report(interrupts: int | None, code: int | None = 0, number: int | None = None) -> str:
+    """The probe's. Without interrupts: of a kernel that counts none."""
+    value = {"value": (interrupts or 0) // 2, "reason": None, "scaled": False, "user_only": False}
     names = ("interrupts", "interrupts_received", "threads_started", *SYSCALLS)
     counters = {name: {"value": None, "reason": "not asked for"} for name in names}
     return json.dumps(
@@ -88,7 +88,7 @@ def main() -> int:
         Path(keep).write_bytes(Path(options["-initrd"]).read_bytes())
     cpus, sockets = re.match(r"(\d+),sockets=(\d+)", options["-smp"]).groups()  # type: ignore[union-attr]
     nodes = max(1, sys.argv.count("-numa"))
-    say = f"@@ ready {plan.get('cpus', cpus)} {sockets} {nodes} 6.1.0-fake\r\n"
+    say = f"@@ ready {plan.get('cpus', cpus)} {sockets} {nodes} {plan.get('page_kib', 4)} 6.1.0-fake\r\n"
     # In pieces, as a serial port would.
     for piece in (say[:9], say[9:]):
         print(piece, end="", flush=True)

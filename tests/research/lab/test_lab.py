@@ -19,12 +19,14 @@ from typing import Any
 
 import pytest
 from calm_helpers import ROOT, Calm
+from lab_helpers import compiled, needs_x86_64, turned, unpacked
 from lab_qemu import VERSION, archive
 from waiting import wait_until
 
 from calm import cli
 from calm.core.errors import CalmError
-from research.lab import guest, machine, packages, session
+from research.lab import guest, packages, session
+from research.lab.architecture import ARCHITECTURES, ARM64, X86_64, Architecture, host
 from research.lab.guest import Turn
 from research.lab.machine import Qemu
 from research.lab.packages import Parts
@@ -42,9 +44,10 @@ class Fake:
         self.plan: dict[str, Any] = {"acts": {}, "log": str(folder / "log")}
         tools = folder / "tools"
         tools.mkdir()
-        qemu = tools / machine.QEMU
-        qemu.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT}/tests/common/lab_qemu.py "$@"\n')
-        qemu.chmod(0o755)
+        for architecture in (X86_64, ARM64):
+            qemu = tools / architecture.qemu
+            qemu.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT}/tests/common/lab_qemu.py "$@"\n')
+            qemu.chmod(0o755)
         for name in ("kernel", "busybox"):
             (folder / name).write_bytes(name.encode())
         self.environment = {
@@ -518,7 +521,7 @@ def test_kvm_is_tried_by_booting_and_once(fake: Fake, monkeypatch: pytest.Monkey
     monkeypatch.setenv("FAKE_QEMU", fake.environment["FAKE_QEMU"])
     monkeypatch.setattr(session.os, "access", lambda *_: True)  # type: ignore[attr-defined]
     fake.cache.mkdir()
-    qemu = Qemu(str(fake.folder / "tools" / machine.QEMU), VERSION)
+    qemu = Qemu(str(fake.folder / "tools" / X86_64.qemu), VERSION)
     parts = Parts(fake.folder / "kernel", "kernel 1", fake.folder / "busybox")
     reasons = [session._kvm_boots(qemu, parts, fake.cache, lambda: None) for _ in range(2)]
     assert reasons[0] == reasons[1]
@@ -588,7 +591,7 @@ def test_without_qemu_or_apt_it_says_what_to_install(tmp_path: Path, fake: Fake,
     result = calm("lab", *fake.files, "--", "true", env={"PATH": str(tools)})
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)
     assert "Debian package qemu-system-x86" in result.stderr
-    (tools / machine.QEMU).symlink_to(fake.folder / "tools" / machine.QEMU)
+    (tools / X86_64.qemu).symlink_to(fake.folder / "tools" / X86_64.qemu)
     result = calm("lab", "--cache", tmp_path / "empty", "--", "true", env={"PATH": str(tools)})
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)
     assert "apt-cache is missing" in result.stderr
@@ -631,24 +634,143 @@ def test_a_static_program_is_told_of(lab: Lab, tmp_path: Path) -> None:
 def test_turns_have_their_own_names_in_the_script() -> None:
     turns = [Turn("a:x y", ("p",)), Turn("b", ("q",)), Turn("a:x y", ("p",))]
     text = guest.script(
-        list(enumerate(turns)), probe=Path("/probe"), groups=(), environment={}, folder=Path("/a b")
+        list(enumerate(turns)),
+        probe=Path("/probe"),
+        groups=(),
+        environment={},
+        folder=Path("/a b"),
+        port="ttyS7",
     ).decode()
+    assert "exec 3>/dev/ttyS7\n" in text
     assert [line.split()[1] for line in text.splitlines() if line.startswith("run l")] == ["l0", "l1", "l0"]
     assert "cd '/a b'\n" in text
     assert "-c none" in text
 
 
-@pytest.fixture(scope="module")
-def real() -> Path:
+@pytest.fixture
+def cross_build(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a checkout has cross-compiled for arm64, beside Debian's libraries in the cache."""
+    build = fake.folder / "checkout/build/aarch64"
+    turned(compiled(build / "libcalmalloc.so", "-shared"))
+    for name in ("calm-probe", "program"):
+        turned(compiled(build / name))
+    unpacked(fake.cache / "arm64")
+    monkeypatch.setattr("calm.core.paths.checkout", lambda: fake.folder / "checkout")
+    return build
+
+
+@needs_x86_64
+def test_a_guest_of_another_architecture(lab: Lab, fake: Fake, cross_build: Path) -> None:
+    fake.plan |= {"keep": str(fake.folder / "kept"), "page_kib": 16}
+    fake.save()
+    library = cross_build / "libcalmalloc.so"
+    specs = f"glibc,calmalloc:A=1,2;B=3,also={library}"
+    words = ("--arch", "arm64", "--cpus", "4", "-n", "1", "-a", specs, "--json", "--")
+    result = lab(*words, cross_build / "program")
+    assert result.returncode == 0, result.stderr
+    told = json.loads(result.stdout)
+    assert (told["machine"]["architecture"], told["machine"]["page_size_kib"]) == ("aarch64", 16)
+    assert told["glibc"] == "2.99"
+    labels = [side["label"] for side in told["allocators"]]
+    assert labels == ["glibc", "calmalloc:A=1,2;B=3", "also"]
+    (started,) = fake.started()
+    command = " ".join(started["arguments"])
+    assert "-M virt,gic-version=max" in command
+    assert "-accel tcg,thread=single" in command
+    assert "-append console=ttyAMA0 " in command
+    assert "tsc=" not in command
+    # The reports have a port where the kernel does not write.
+    assert command.endswith("-chardev stdio,id=reports -device pci-serial,chardev=reports")
+    files = archive(fake.folder / "kept")
+    init = files["init"][1].decode()
+    assert "exec 3>/dev/ttyS0\n" in init
+    runs = [line for line in init.splitlines() if line.startswith("run l")]
+    assert [f"-e LD_PRELOAD={library}" in line for line in runs] == [False, True, True]
+    assert "-e A=1,2 -e B=3" in runs[1]
+    assert all(f" {cross_build}/calm-probe -c" in line for line in runs)
+    for name in ("calm-probe", "libcalmalloc.so", "program"):
+        assert files[str(cross_build / name).lstrip("/")][1] == (cross_build / name).read_bytes()
+    assert fake.left_over() == ["arm64"]
+
+
+@needs_x86_64
+def test_arm64_is_said_to_send_no_interrupts(lab: Lab, fake: Fake, cross_build: Path) -> None:
+    for name in ("", "libcalmalloc.so"):
+        fake.act(name, interrupts=[None])
+    result = lab("--arch", "arm64", "-n", "1", "--json", "--", cross_build / "program")
+    told = json.loads(result.stdout)
+    for side in told["allocators"]:
+        assert set(side["median"]) == {"minor_faults", "peak_rss_kib"}
+        assert side["runs"][0]["counters"]["shootdowns"]["value"] is None
+    assert "TLB interrupts" not in result.stderr
+    assert "not counted" not in result.stderr
+    assert (
+        "note: arm64 CPUs invalidate TLBs by broadcast (TLBI): no interrupt is sent for it" in result.stderr
+    )
+
+
+@needs_x86_64
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--arch", "arm64", "PROGRAM"), 1, "calm-probe is not built for arm64: in a checkout, `cmake --pre"),
+        (("--arch", "arm64", "-a", "calmoffload", "PROGRAM"), 1, "libcalmoffload.so is not built for arm64"),
+        (("--arch", "arm64", "-a", "jemalloc", "PROGRAM"), 2, "unknown allocator 'jemalloc' for arm64"),
+        (("--arch", "arm64", "-a", "glibc,glibc", "PROGRAM"), 2, "'glibc' is given twice"),
+        (("--arch", "arm64", "-a", "x=/no/such", "PROGRAM"), 2, "/no/such: No such file"),
+        (("--arch", "arm64", "-a", f"x={LIBRARY}", "PROGRAM"), 2, "is for x86-64, and the guest is arm64"),
+        (("--arch", "arm64", "true"), 2, "is for x86-64, and the guest is arm64"),
+        (("--arch", "arm64", "--accel", "kvm", "PROGRAM"), 1, "architecture is not this machine's"),
+        (("-a", "glibc", "PROGRAM"), 2, "is for arm64, and the guest is x86-64: --arch arm64 "),
+    ],
+)
+def test_what_a_foreign_guest_cannot_have(
+    lab: Lab, fake: Fake, cross_build: Path, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    if "calm-probe" in message:
+        (cross_build / "calm-probe").unlink()
+    result = lab("-n", "1", *(word.replace("PROGRAM", f"{cross_build}/program") for word in arguments))
+    assert (result.returncode, result.stderr.count("\n")) == (code, 1), result.stderr
+    assert message in result.stderr
+    assert fake.started() == []
+
+
+@needs_x86_64
+def test_the_package_of_a_missing_qemu_is_named(fake: Fake, lab: Lab, cross_build: Path) -> None:
+    (fake.folder / "tools" / ARM64.qemu).unlink()
+    fake.environment["PATH"] = str(fake.folder / "tools")
+    result = lab("--arch", "arm64", "-n", "1", "--", cross_build / "program")
+    assert result.stderr == (
+        "calm: qemu-system-aarch64 is not installed: it is in the Debian package qemu-system-arm\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("here", "architecture"), [("aarch64", ARM64), ("x86_64", X86_64), ("s390x", X86_64)]
+)
+def test_the_guest_is_like_this_machine(
+    monkeypatch: pytest.MonkeyPatch, here: str, architecture: Architecture
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: here)
+    assert host() is architecture
+    assert architecture.foreign == (here == "s390x")
+
+
+def _fetched(architecture: Architecture) -> Path:
     """The cache, with all that a real boot takes."""
-    if not shutil.which(machine.QEMU):
-        pytest.skip("there is no QEMU")
-    cache = packages.default_cache()
+    if not shutil.which(architecture.qemu):
+        pytest.skip(f"there is no {architecture.qemu}")
+    cache = packages.default_cache() / (architecture.debian if architecture.foreign else "")
     try:
-        packages.fetch(cache, lambda _: None)
+        packages.fetch(cache, lambda _: None, architecture=architecture)
     except CalmError as error:
         pytest.skip(str(error))
     return cache
+
+
+@pytest.fixture(scope="module")
+def real() -> Path:
+    return _fetched(X86_64)
 
 
 def test_a_real_guest(real: Path, tmp_path: Path) -> None:
@@ -708,3 +830,42 @@ def test_sixteen_cpus_in_four_sockets(real: Path) -> None:
     told = json.loads(result.stdout)
     assert (told["machine"]["cpus"], told["machine"]["nodes"]) == (16, 4)
     assert told["allocators"][1]["ratio"]["interrupts_system_wide"]["value"] < 0.1
+
+
+@needs_x86_64
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("architecture", "page_kib"), [("arm64", 4), ("arm64-16k", 16)])
+def test_a_real_guest_of_arm64(tmp_path: Path, architecture: str, page_kib: int) -> None:
+    build = ROOT / "build" / ARM64.machine
+    for name in ("calm-probe", "libcalmalloc.so", "listing1"):
+        if not (build / name).exists():
+            pytest.skip(f"{name} is not built for arm64")
+    _fetched(ARCHITECTURES[architecture])
+    script = tmp_path / "script"
+    script.write_text(
+        f"#!/bin/sh\nset -e\n{build}/listing1 --threads 4 --rounds 1\nuname -m\n"
+        f'LD_PRELOAD="libstdc++.so.6 libgcc_s.so.1 $LD_PRELOAD" {build}/listing1 --threads 1 --rounds 1\n'
+    )
+    script.chmod(0o755)
+    options = ["--arch", architecture, "--cpus", "4", "--sockets", "2", "-n", "1", "--syscalls", "--json"]
+    result = subprocess.run(
+        [sys.executable, "-m", "calm", "lab", *options, "--add", build / "listing1", "--", "./script"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    told = json.loads(result.stdout)
+    assert told["machine"]["architecture"] == "aarch64"
+    assert (told["machine"]["nodes"], told["machine"]["page_size_kib"]) == (2, page_kib)
+    for output in told["output"]:
+        assert json.loads(output["printed"].splitlines()[0])["threads"] == 4
+        assert output["printed"].splitlines()[1] == "aarch64"
+        assert output["errors"] == ""
+    glibc, calmalloc = (side["median"] for side in told["allocators"])
+    assert "interrupts_system_wide" not in glibc
+    assert calmalloc["madvise"] < glibc["madvise"] / 5
+    assert glibc["minor_faults"] > 100

@@ -4,9 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+from lab_helpers import needs_x86_64
 
 from calm.core.errors import CalmError
 from research.lab import packages
+from research.lab.architecture import ARM64, ARM64_16K
 
 
 def apt(folder: Path, kernels: str, *, fails: bool = False, shells: str = "bin") -> str:
@@ -15,6 +17,7 @@ def apt(folder: Path, kernels: str, *, fails: bool = False, shells: str = "bin")
     tools.mkdir(exist_ok=True)
     scripts = {
         "apt-cache": f"""
+            while [ "$1" = -o ]; do shift 2; done
             case $1 in
             pkgnames) printf '%s\\n' {kernels} ;;
             policy) case $2 in *gone*) echo '  Candidate: (none)' ;; *) echo '  Candidate: 1' ;; esac ;;
@@ -22,6 +25,7 @@ def apt(folder: Path, kernels: str, *, fails: bool = False, shells: str = "bin")
         "apt-get": f"""
             echo "$@" >>{folder}/asked
             for last; do :; done
+            [ "$last" != update ] || exit 0
             {"echo 'E: Unable to locate package' >&2; exit 100" if fails else "echo $last >$last.deb"}""",
         "dpkg-deb": f"""
             case $1 in
@@ -136,3 +140,45 @@ def test_the_cache_is_the_users_where_there_is_no_checkout(monkeypatch: pytest.M
     assert packages.default_cache() == Path("/somewhere/cache/calm/lab")
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     assert packages.default_cache() == Path.home() / ".cache/calm/lab"
+
+
+@needs_x86_64
+def test_a_foreign_guest_has_packages_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = [
+        "linux-image-6.12.9+deb12-cloud-arm64",
+        "linux-image-6.12.9+deb12-arm64-16k",
+        "linux-image-6.12-arm64-16k",
+        "linux-image-6.13.0-arm64",
+        "linux-image-6.13.0-cloud-amd64",
+    ]
+    monkeypatch.setenv("PATH", apt(tmp_path, " ".join(kernels)))
+    cache = tmp_path / "cache"
+    parts = packages.fetch(cache, lambda _: None, architecture=ARM64)
+    assert parts.kernel_package == "linux-image-6.12.9+deb12-cloud-arm64 1.2-3"
+    assert [path.name for path in parts.libraries] == ["libc6", "libgcc-s1", "libstdc++6"]
+    assert parts.glibc == "1.2"
+    update, *downloads = (tmp_path / "asked").read_text().splitlines()
+    assert update.endswith(" update")
+    # apt's own state is not used, and what takes its place is gone.
+    for asked in (update, *downloads):
+        assert "-o APT::Architecture=arm64 -o APT::Architectures=arm64" in asked
+        assert f"-o Dir::State={cache}/.apt." in asked
+    assert [asked.split()[-1] for asked in downloads] == [
+        *("linux-image-6.12.9+deb12-cloud-arm64", "busybox-static", "libc6", "libgcc-s1", "libstdc++6")
+    ]
+    assert not list(cache.glob(".*"))
+    # Another kernel needs the lists again, and nothing else.
+    other = packages.fetch(cache, lambda _: None, architecture=ARM64_16K)
+    assert other.kernel_package == "linux-image-6.12.9+deb12-arm64-16k 1.2-3"
+    asked = (tmp_path / "asked").read_text().splitlines()[1 + len(downloads) :]
+    assert [line.split()[-1] for line in asked] == ["update", "linux-image-6.12.9+deb12-arm64-16k"]
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert packages.fetch(cache, lambda _: None, architecture=ARM64) == parts
+    assert packages.fetch(cache, lambda _: None, architecture=ARM64_16K) == other
+
+
+@needs_x86_64
+def test_a_kernel_that_debian_does_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", apt(tmp_path, "linux-image-6.1.0-9-cloud-arm64"))
+    with pytest.raises(CalmError, match=r"^apt knows no linux-image-\*-arm64-16k$"):
+        packages.fetch(tmp_path / "cache", lambda _: None, architecture=ARM64_16K)

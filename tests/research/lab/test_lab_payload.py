@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 from calm_helpers import ROOT
+from lab_helpers import compiled, needs_x86_64, turned, unpacked
 from lab_qemu import VERSION, archive
 
 from calm.core.errors import CalmError
 from research.lab import guest, machine, payload
+from research.lab.architecture import ARM64, X86_64
 from research.lab.command import environment_of
 from research.lab.machine import Qemu, Topology
 from research.lab.payload import Payload
@@ -119,6 +121,97 @@ def test_folders_are_carried_whole(tmp_path: Path) -> None:
     files.add(Path("/etc/passwd"))
     files.finish()
     assert names(files, tmp_path)["etc/passwd"][1] == Path("/etc/passwd").read_bytes()
+
+
+@needs_x86_64
+def test_a_foreign_guest_has_debians_libraries(tmp_path: Path) -> None:
+    files = Payload({}, ARM64)
+    files.program(turned(compiled(tmp_path / "program")))
+    files.finish(unpacked(tmp_path / "cache"))
+    found = names(files, tmp_path)
+    assert str(tmp_path / "program").lstrip("/") in found
+    libraries = {
+        "aarch64-linux-gnu/libc.so.6": b"libc6/lib/aarch64-linux-gnu/libc.so.6",
+        "aarch64-linux-gnu/libstdc++.so.6": b"libstdc++6/usr/lib/aarch64-linux-gnu/libstdc++.so.6",
+        "ld-linux-aarch64.so.1": b"aarch64-linux-gnu/ld-linux-aarch64.so.1",
+    }
+    for name, content in libraries.items():
+        assert found[f"usr/lib/{name}"][1] == content
+    # The loader and the shell are asked for by these paths.
+    assert found["lib"] == (0o120777, b"usr/lib")
+    assert found["bin"] == (0o120777, b"usr/bin")
+    assert found["usr/bin/sh"] == (0o120777, guest.BUSYBOX.encode())
+    # This machine's are not carried.
+    assert "etc/ld.so.cache" not in found
+    assert sum("libc.so" in name for name in found) == 1
+    assert not any("gconv" in name for name in found), "they are large, and few programs need them"
+
+
+@needs_x86_64
+@pytest.mark.parametrize("known_by", ["variable", "runpath"])
+def test_a_foreign_library_is_found_where_the_loader_looks(tmp_path: Path, known_by: str) -> None:
+    other, folder = compiled(tmp_path / "other/libouter.so", "-shared").parent, tmp_path / "lib"
+    inner = compiled(folder / "libinner.so", "-shared")
+    outer = compiled(folder / "libouter.so", "-shared", inner, "-Wl,-rpath,$ORIGIN")
+    runpath = [f"-Wl,-rpath,{other}:$ORIGIN/lib"] if known_by == "runpath" else []
+    path = compiled(tmp_path / "program", f"-L{folder}", "-louter", f"-Wl,-rpath-link,{folder}", *runpath)
+    for each in (inner, outer, path):
+        turned(each)
+    # The loader passes over the library that is not for its machine.
+    files = Payload({"LD_LIBRARY_PATH": f"{other}::{folder}"} if known_by == "variable" else {}, ARM64)
+    files.program(path)
+    files.finish(unpacked(tmp_path / "cache"))
+    found = names(files, tmp_path)
+    assert str(inner).lstrip("/") in found
+    assert str(outer).lstrip("/") in found
+    assert str(other / "libouter.so").lstrip("/") not in found
+
+
+@needs_x86_64
+def test_a_missing_foreign_library_is_named(tmp_path: Path) -> None:
+    library = compiled(tmp_path / "lib/libouter.so", "-shared")
+    path = turned(compiled(tmp_path / "program", f"-L{library.parent}", "-louter"))
+    files = Payload({"LD_LIBRARY_PATH": str(library.parent)}, ARM64)
+    files.program(path)
+    with pytest.raises(CalmError, match=rf"^{path} needs libouter\.so, which is not found for arm64"):
+        files.finish(unpacked(tmp_path / "cache"))
+    # Nor does a guest without the package of its loader run it.
+    turned(library)
+    with pytest.raises(CalmError, match=r"needs (libc\.so\.6|/lib/ld-linux-aarch64\.so\.1)"):
+        files.finish()
+
+
+@needs_x86_64
+def test_files_of_another_machine_are_refused(tmp_path: Path) -> None:
+    program, foreign = compiled(tmp_path / "program"), turned(compiled(tmp_path / "foreign"))
+    library = compiled(tmp_path / "lib.so", "-shared")
+    for path in (program, library):
+        for add in (Payload({}, ARM64).program, Payload({}, ARM64).library, Payload({}, ARM64).add):
+            with pytest.raises(CalmError, match=rf"^{path} is for x86-64, and the guest is arm64$"):
+                add(path)
+    with pytest.raises(CalmError, match=f"^{foreign} is for arm64, and the guest is x86-64: --arch arm64 "):
+        Payload({}).program(foreign)
+    # In a folder such a file is data.
+    packages = unpacked(tmp_path / "cache")
+    for architecture in (X86_64, ARM64):
+        files = Payload({}, architecture)
+        files.add(tmp_path)
+        files.finish(packages)
+        assert {str(each).lstrip("/") for each in (program, foreign)} <= set(names(files, tmp_path))
+
+
+@needs_x86_64
+@pytest.mark.parametrize("interpreter", ["/bin/sh", "/usr/bin/env sh", "PROGRAM"])
+def test_a_script_of_a_foreign_guest(tmp_path: Path, interpreter: str) -> None:
+    """It has a shell of its own, and no other interpreter."""
+    script, program = tmp_path / "script", compiled(tmp_path / "program")
+    script.write_text(f"#!{interpreter.replace('PROGRAM', str(program))}\n")
+    files = Payload({}, ARM64)
+    if interpreter == "/bin/sh":
+        files.program(script)
+        return
+    with pytest.raises(CalmError, match=r"/(env|program) is for x86-64, and the guest is arm64$"):
+        files.program(script)
 
 
 @pytest.mark.parametrize(
