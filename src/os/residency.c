@@ -13,7 +13,7 @@
 #define MAX_PAGE_BYTES ((size_t)64 << 10)
 #define MIN_PAGE_BYTES ((size_t)4 << 10)
 
-enum { UNKNOWN, TOLD, UNTOLD };
+enum { NOT_ASKED, TOLD, UNTOLD };
 
 static bool ask(const char *start, size_t bytes, unsigned char *resident) {
     return os_syscall(SYS_mincore, start, bytes, resident) == 0;
@@ -25,7 +25,7 @@ static bool ask(const char *start, size_t bytes, unsigned char *resident) {
 static bool is_told(void) {
     static _Atomic(int) known;
     int answer = atomic_load_explicit(&known, memory_order_relaxed);
-    if (answer == UNKNOWN) {
+    if (answer == NOT_ASKED) {
         unsigned char resident[MAX_PAGE_BYTES / MIN_PAGE_BYTES] = {0};
         size_t bytes = vm_page_size();
         char *page = vm_map(bytes);
