@@ -104,7 +104,7 @@ def described(outcome: Outcome) -> dict[str, Any]:
     return {
         "machine": GuestMachine(
             architecture=outcome.qemu.architecture.machine,
-            page_size_kib=outcome.view.page_kib if outcome.view else None,
+            page_size_kib=(outcome.view.page_kib or None) if outcome.view else None,
             cpus=topology.cpus,
             sockets=topology.sockets,
             nodes=outcome.view.nodes if outcome.view else None,

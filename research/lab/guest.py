@@ -52,7 +52,7 @@ packed() {{ tail -c {kept} "$1" | base64 -w 0; }}
 say ready $(nproc) \
 $(set +f; cat /sys/devices/system/cpu/cpu*/topology/physical_package_id | sort -u | wc -l) \
 $(ls /sys/devices/system/node | grep -c '^node') \
-$(awk '/^KernelPageSize/ {{ print $2; exit }}' /proc/self/smaps) $(uname -r)
+$(awk '/^KernelPageSize/ {{ kib = $2; exit }} END {{ print kib + 0 }}' /proc/self/smaps) $(uname -r)
 run() {{
     label=$1 number=$2
     shift 2
@@ -118,6 +118,7 @@ class View:
     sockets: int
     nodes: int
     page_kib: int
+    """0 if the kernel does not tell."""
     kernel: str
 
 

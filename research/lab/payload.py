@@ -258,6 +258,8 @@ class Payload:
             wanted = {name: [folder / name for folder in places] for name in libraries}
             wanted |= {loader: [Path(loader)]} if loader else {}
             for name, candidates in wanted.items():
+                if name == loader and name in names:
+                    continue  # that of the C library, not another one that this machine may have
                 found = next((each for each in candidates if _machine(each) in self.architecture.elf), None)
                 if found:
                     real = self.library(found)
