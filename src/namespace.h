@@ -409,6 +409,7 @@
 #pragma redefine_extname vm_enable_huge_pages calmalloc_vm_enable_huge_pages
 #pragma redefine_extname vm_fill_holes calmalloc_vm_fill_holes
 #pragma redefine_extname vm_limit_bytes calmalloc_vm_limit_bytes
+#pragma redefine_extname vm_locks_mappings calmalloc_vm_locks_mappings
 #pragma redefine_extname vm_make_readable calmalloc_vm_make_readable
 #pragma redefine_extname vm_map calmalloc_vm_map
 #pragma redefine_extname vm_map_shared calmalloc_vm_map_shared

@@ -13,30 +13,33 @@
 #define MAX_PAGE_BYTES ((size_t)64 << 10)
 #define MIN_PAGE_BYTES ((size_t)4 << 10)
 
-enum { NOT_ASKED, TOLD, UNTOLD };
-
 static bool ask(const char *start, size_t bytes, unsigned char *resident) {
     return os_syscall(SYS_mincore, start, bytes, resident) == 0;
 }
 
 /* Returns whether the kernel tells a page that was never touched from others.
- * gVisor says of all pages that they are resident; so does Linux, if the
- * program locks all memory that it will map. */
+ * gVisor says of all pages that they are resident. So does Linux, with reason,
+ * of all that is mapped while the program locks its mappings. */
 static bool is_told(void) {
+    enum { NOT_ASKED, TOLD, UNTOLD };
     static _Atomic(int) known;
     int answer = atomic_load_explicit(&known, memory_order_relaxed);
-    if (answer == NOT_ASKED) {
-        unsigned char resident[MAX_PAGE_BYTES / MIN_PAGE_BYTES] = {0};
-        size_t bytes = vm_page_size();
-        char *page = vm_map(bytes);
-        if (page == NULL) {
-            return false;
-        }
-        answer = ask(page, bytes, resident) && (resident[0] & 1) == 0 ? TOLD : UNTOLD;
-        vm_release(page, bytes);
-        atomic_store_explicit(&known, answer, memory_order_relaxed);
+    if (answer != NOT_ASKED) {
+        return answer == TOLD;
     }
-    return answer == TOLD;
+    unsigned char resident[MAX_PAGE_BYTES / MIN_PAGE_BYTES] = {0};
+    size_t bytes = vm_page_size();
+    char *page = vm_map(bytes);
+    if (page == NULL) {
+        return true;
+    }
+    bool asked = ask(page, bytes, resident);
+    bool told = asked && (resident[0] & 1) == 0;
+    vm_release(page, bytes);
+    if (asked && (told || !vm_locks_mappings())) {
+        atomic_store_explicit(&known, told ? TOLD : UNTOLD, memory_order_relaxed);
+    }
+    return told;
 }
 
 static bool examine(const char *start, size_t bytes, unsigned char *resident) {

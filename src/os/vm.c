@@ -182,12 +182,15 @@ void vm_note_locked_mappings(bool locked) {
     atomic_store_explicit(&locks_mappings, locked, memory_order_relaxed);
 }
 
+bool vm_locks_mappings(void) {
+    return atomic_load_explicit(&locks_mappings, memory_order_relaxed);
+}
+
 /* If the kernel locks new mappings, the new mapping has no access rights until
  * it is unlocked. With access rights, all of it would become resident. */
 bool vm_replace(void *base, size_t bytes) {
     calm_assert((((uintptr_t)base | bytes) & (vm_page_size() - 1)) == 0 && bytes > 0, base, bytes);
-    bool locks =
-        filters_now() != FILTERS_ADDED && atomic_load_explicit(&locks_mappings, memory_order_relaxed);
+    bool locks = filters_now() != FILTERS_ADDED && vm_locks_mappings();
     int rights = locks ? PROT_NONE : PROT_READ | PROT_WRITE;
     if (is_error(os_syscall(SYS_mmap, base, bytes, rights, PRIVATE_MEMORY | MAP_NORESERVE | MAP_FIXED, -1))) {
         return false;

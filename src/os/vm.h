@@ -87,6 +87,7 @@ bool vm_replace(void *base, size_t bytes);
 /* Notes whether mlockall locks new mappings of the process from now on.
  * vm_replace unlocks them. */
 void vm_note_locked_mappings(bool locked);
+bool vm_locks_mappings(void);
 
 /* Makes the unmapped parts of a range inaccessible, so that no other mapping
  * can take their place. */
