@@ -39,6 +39,10 @@ static void *own_memory(ptrdiff_t offset) {
     return (char *)thread_pointer() + offset;
 }
 
+static char *area_of_caller(void) {
+    return own_memory(calm_caches.rseq.sequence - RSEQ_CS);
+}
+
 static void set_number(enum rseq_no_cpu number) {
     calm_assert(cpu_cache_is_rseq(&calm_caches) && number >= -RSEQ_NUMBERS && number < 0, number);
     *(volatile int32_t *)own_memory(calm_caches.rseq.cpu_number) = number;
@@ -73,8 +77,7 @@ static long end_registration(const long *arguments, enum rseq_no_cpu number) {
 }
 
 static bool end_own_registration(enum rseq_no_cpu number) {
-    const struct rseq_offsets *rseq = &calm_caches.rseq;
-    const long end[] = {(long)own_memory(rseq->area), rseq->area_bytes, RSEQ_UNREGISTER, RSEQ_SIGNATURE};
+    const long end[] = {(long)area_of_caller(), calm_caches.rseq.area_bytes, RSEQ_UNREGISTER, RSEQ_SIGNATURE};
     return end_registration(end, number) == 0;
 }
 
@@ -93,11 +96,10 @@ bool registration_before_child(uint64_t flags) {
 }
 
 static void register_again(void) {
-    const struct rseq_offsets *rseq = &calm_caches.rseq;
-    const long again[] = {(long)own_memory(rseq->area), rseq->area_bytes, 0, RSEQ_SIGNATURE};
+    const long again[] = {(long)area_of_caller(), calm_caches.rseq.area_bytes, 0, RSEQ_SIGNATURE};
     /* Clears the child's last sequence, which older kernels would take for one
      * that the caller is in. */
-    *(volatile uint64_t *)own_memory(rseq->area + RSEQ_CS) = 0;
+    *(volatile uint64_t *)own_memory(calm_caches.rseq.sequence) = 0;
     if (registration_syscall(again) != 0) {
         set_number(RSEQ_ENDED);
     }
@@ -122,7 +124,7 @@ long registration_call(const long *arguments) {
         return registration_syscall(arguments);
     }
     bool ends = (arguments[2] & RSEQ_UNREGISTER) != 0;
-    bool same = arguments[0] == (long)own_memory(calm_caches.rseq.area);
+    bool same = arguments[0] == (long)area_of_caller();
     if (ends && same) {
         return end_registration(arguments, RSEQ_ENDED);
     }
@@ -143,7 +145,7 @@ int registration_of_creator(void) {
 }
 
 void registration_begin_thread(int creator) {
-    int cpu = *(const volatile int32_t *)own_memory(calm_caches.rseq.area + RSEQ_CPU_ID);
+    int cpu = *(const volatile int32_t *)(const void *)(area_of_caller() + RSEQ_CPU_ID);
     if (cpu >= 0) {
         return;
     }

@@ -106,24 +106,22 @@ size_t rseq_pop_some(const struct cpu_caches *caches, uint32_t size_class, void 
     uint64_t left;
     uint64_t moved;
     void *block;
-    __asm__ volatile(RSEQ_BEGIN "mov %[moved], xzr\n\t"
-                                "add %[taken], %[stack], %[bottom]\n\t"
-                                "ldar %[taken], [%[taken]]\n\t"
-                                "ldr %[top], [%[stack]]\n\t"
-                                "adds %[taken], %[taken], %[top]\n\t"
-                                "b.cc 6f\n\t"
-                                "add %[taken], %[taken], #1\n\t"
-                                "lsr %[taken], %[taken], #3\n\t"
-                                "cmp %[taken], %[count]\n\t"
-                                "csel %[taken], %[taken], %[count], ls\n\t"
-                                "sub %[top], %[top], %[taken], lsl #3\n\t"
-                                "mov %[left], %[taken]\n\t" RSEQ_COPY(
-                                    "%[top]", "%[blocks]") "mov %[moved], %[taken]\n\t"
-                                                           "str %[top], [%[stack]]\n" RSEQ_END
-                     : [stack] "=&r"(stack), [top] "=&r"(top), [taken] "=&r"(taken), [left] "=&r"(left),
-                       [block] "=&r"(block), [moved] "=&r"(moved)
-                     : RSEQ_INPUTS, [blocks] "r"(blocks), [count] "r"(count)
-                     : "memory", "cc");
+    __asm__ volatile(
+        RSEQ_BEGIN "mov %[moved], xzr\n\t" RSEQ_LOAD_TOP(
+            "%[taken]", "%[bottom]") "adds %[taken], %[taken], %[top]\n\t"
+                                     "b.cc 6f\n\t"
+                                     "add %[taken], %[taken], #1\n\t"
+                                     "lsr %[taken], %[taken], #3\n\t"
+                                     "cmp %[taken], %[count]\n\t"
+                                     "csel %[taken], %[taken], %[count], ls\n\t"
+                                     "sub %[top], %[top], %[taken], lsl #3\n\t"
+                                     "mov %[left], %[taken]\n\t" RSEQ_COPY(
+                                         "%[top]", "%[blocks]") "mov %[moved], %[taken]\n\t"
+                                                                "str %[top], [%[stack]]\n" RSEQ_END
+        : [stack] "=&r"(stack), [top] "=&r"(top), [taken] "=&r"(taken), [left] "=&r"(left),
+          [block] "=&r"(block), [moved] "=&r"(moved)
+        : RSEQ_INPUTS, [blocks] "r"(blocks), [count] "r"(count)
+        : "memory", "cc");
     return moved;
 }
 
@@ -135,23 +133,21 @@ size_t rseq_push_some(const struct cpu_caches *caches, uint32_t size_class, void
     uint64_t left;
     uint64_t moved;
     void *block;
-    __asm__ volatile(RSEQ_BEGIN "mov %[moved], xzr\n\t"
-                                "add %[given], %[stack], %[end]\n\t"
-                                "ldar %[given], [%[given]]\n\t"
-                                "ldr %[top], [%[stack]]\n\t"
-                                "subs %[given], %[given], %[top]\n\t"
-                                "b.ls 6f\n\t"
-                                "lsr %[given], %[given], #3\n\t"
-                                "cmp %[given], %[count]\n\t"
-                                "csel %[given], %[given], %[count], ls\n\t"
-                                "mov %[left], %[given]\n\t" RSEQ_COPY(
-                                    "%[blocks]", "%[top]") "mov %[moved], %[given]\n\t"
-                                                           "add %[top], %[top], %[given], lsl #3\n\t"
-                                                           "stlr %[top], [%[stack]]\n" RSEQ_END
-                     : [stack] "=&r"(stack), [top] "=&r"(top), [given] "=&r"(given), [left] "=&r"(left),
-                       [block] "=&r"(block), [moved] "=&r"(moved)
-                     : RSEQ_INPUTS, [blocks] "r"(blocks), [count] "r"(count)
-                     : "memory", "cc");
+    __asm__ volatile(
+        RSEQ_BEGIN "mov %[moved], xzr\n\t" RSEQ_LOAD_TOP(
+            "%[given]", "%[end]") "subs %[given], %[given], %[top]\n\t"
+                                  "b.ls 6f\n\t"
+                                  "lsr %[given], %[given], #3\n\t"
+                                  "cmp %[given], %[count]\n\t"
+                                  "csel %[given], %[given], %[count], ls\n\t"
+                                  "mov %[left], %[given]\n\t" RSEQ_COPY(
+                                      "%[blocks]", "%[top]") "mov %[moved], %[given]\n\t"
+                                                             "add %[top], %[top], %[given], lsl #3\n\t"
+                                                             "stlr %[top], [%[stack]]\n" RSEQ_END
+        : [stack] "=&r"(stack), [top] "=&r"(top), [given] "=&r"(given), [left] "=&r"(left),
+          [block] "=&r"(block), [moved] "=&r"(moved)
+        : RSEQ_INPUTS, [blocks] "r"(blocks), [count] "r"(count)
+        : "memory", "cc");
     return moved;
 }
 

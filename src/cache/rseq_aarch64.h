@@ -6,7 +6,8 @@
  *
  * - A sequence reads a stack's bottom or end before its top. A thread that
  *   opens a closed stack stores the top before them, with release. So the
- *   sequence loads the bottom or end with acquire (ldar).
+ *   address from which the sequence loads the top depends on the bottom or end.
+ *   (A load with acquire would wait for the release of a push before it.)
  * - A push stores the block before the top. Sequences that follow run on the
  *   same CPU, and find both. A thread that was moved to another CPU meanwhile
  *   may read the top there, and the block below it (stack_has_newest); it must
@@ -34,11 +35,19 @@
     "7:\n\t"                                            \
     "adrp %[stack], 3b\n\t"                             \
     "add %[stack], %[stack], :lo12:3b\n\t"              \
-    "str %[stack], [%[area], #8]\n"                     \
+    "str %[stack], [%[thread], %[sequence]]\n"          \
     "1:\n\t"                                            \
-    "ldrsw %[stack], [%[number]]\n\t"                   \
+    "ldrsw %[stack], [%[thread], %[number]]\n\t"        \
     "add %[stack], %[base], %[stack], lsl %[shift]\n\t" \
     "add %[stack], %[stack], %[size_class], lsl #3\n\t"
+
+/* Loads a word of the stack, and then its top. The top's address is computed
+ * from the word, though it does not change: so the processor may not load the
+ * top first. */
+#define RSEQ_LOAD_TOP(word, offset)            \
+    "ldr " word ", [%[stack], " offset "]\n\t" \
+    "eor %[top], " word ", " word "\n\t"       \
+    "ldr %[top], [%[stack], %[top]]\n\t"
 
 #define RSEQ_END                                  \
     "2:\n\t"                                      \
@@ -50,8 +59,8 @@
     "6:\n\t"
 
 #define RSEQ_INPUTS                                                                                          \
-    [area] "r"((char *)thread_pointer() + caches->rseq.area),                                                \
-        [number] "r"((char *)thread_pointer() + caches->rseq.cpu_number), [base] "r"(caches->base),          \
+    [thread] "r"(thread_pointer()), [sequence] "r"(caches->rseq.sequence),                                   \
+        [number] "r"(caches->rseq.cpu_number), [base] "r"(caches->base),                                     \
         [size_class] "r"((uint64_t)size_class), [shift] "i"(CPU_CACHE_SHIFT), [bottom] "i"(STACK_BOTTOM_AT), \
         [end] "i"(STACK_END_AT)
 
@@ -68,13 +77,10 @@ static inline __attribute__((always_inline)) bool rseq_pop(const struct cpu_cach
     void **top;
     void *block;
     bool found;
-    __asm__ volatile(RSEQ_BEGIN "add %[block], %[stack], %[bottom]\n\t"
-                                "ldar %[block], [%[block]]\n\t"
-                                "ldr %[top], [%[stack]]\n\t"
-                                "adds %[block], %[block], %[top]\n\t"
-                                "b.cc 6f\n\t"
-                                "ldr %[block], [%[top], #-8]!\n\t"
-                                "str %[top], [%[stack]]\n" RSEQ_END
+    __asm__ volatile(RSEQ_BEGIN RSEQ_LOAD_TOP("%[block]", "%[bottom]") "adds %[block], %[block], %[top]\n\t"
+                                                                       "b.cc 6f\n\t"
+                                                                       "ldr %[block], [%[top], #-8]!\n\t"
+                                                                       "str %[top], [%[stack]]\n" RSEQ_END
                      : [stack] "=&r"(stack), [top] "=&r"(top), [block] "=&r"(block), "=@cccs"(found)
                      : RSEQ_INPUTS
                      : "memory");
@@ -95,17 +101,14 @@ static inline __attribute__((always_inline)) bool rseq_push(const struct cpu_cac
     void **top;
     void **limit;
     bool room;
-    __asm__ volatile(RSEQ_BEGIN "add %[limit], %[stack], %[end]\n\t"
-                                "ldar %[limit], [%[limit]]\n\t"
-                                "ldr %[top], [%[stack]]\n\t"
-                                "cmp %[top], %[limit]\n\t"
-                                "b.hs 6f\n\t"
-                                "ldr %[limit], [%[top], #-8]\n\t"
-                                "cmp %[limit], %[block]\n\t"
-                                "b.eq 6f\n\t"
-                                "str %[block], [%[top]], #8\n\t"
-                                "cmn xzr, xzr\n\t"
-                                "stlr %[top], [%[stack]]\n" RSEQ_END
+    __asm__ volatile(RSEQ_BEGIN RSEQ_LOAD_TOP("%[limit]", "%[end]") "cmp %[top], %[limit]\n\t"
+                                                                    "b.hs 6f\n\t"
+                                                                    "ldr %[limit], [%[top], #-8]\n\t"
+                                                                    "cmp %[limit], %[block]\n\t"
+                                                                    "b.eq 6f\n\t"
+                                                                    "str %[block], [%[top]], #8\n\t"
+                                                                    "cmn xzr, xzr\n\t"
+                                                                    "stlr %[top], [%[stack]]\n" RSEQ_END
                      : [stack] "=&r"(stack), [top] "=&r"(top), [limit] "=&r"(limit), "=@cccc"(room)
                      : RSEQ_INPUTS, [block] "r"(block)
                      : "memory");

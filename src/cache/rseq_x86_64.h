@@ -19,7 +19,7 @@
     ".popsection\n"                         \
     "7:\n\t"                                \
     "leaq 3b(%%rip), %[stack]\n\t"          \
-    "movq %[stack], %%fs:8(%[area])\n"      \
+    "movq %[stack], %%fs:(%[sequence])\n"   \
     "1:\n\t"                                \
     "movslq %%fs:(%[number]), %[stack]\n\t" \
     "shlq %[shift], %[stack]\n\t"           \
@@ -37,7 +37,7 @@
     "6:\n\t"
 
 #define RSEQ_INPUTS                                                                                          \
-    [area] "r"(caches->rseq.area), [number] "r"(caches->rseq.cpu_number), [base] "r"(caches->base),          \
+    [sequence] "r"(caches->rseq.sequence), [number] "r"(caches->rseq.cpu_number), [base] "r"(caches->base),  \
         [size_class] "r"((uint64_t)size_class), [shift] "i"(CPU_CACHE_SHIFT), [bottom] "i"(STACK_BOTTOM_AT), \
         [end] "i"(STACK_END_AT)
 

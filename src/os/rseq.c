@@ -8,9 +8,6 @@
 #include <pthread.h>
 #include <sys/auxv.h>
 
-#ifndef AT_RSEQ_FEATURE_SIZE
-#define AT_RSEQ_FEATURE_SIZE 27
-#endif
 #define RSEQ_NODE_ID        20
 #define RSEQ_MM_CID         24
 #define RSEQ_MIN_AREA_BYTES 32
@@ -109,19 +106,20 @@ ptrdiff_t rseq_area_offset(void) {
 }
 
 struct rseq_offsets rseq_find(void) {
-    struct rseq_offsets offsets = {.own = !is_by_c_library(), .area = rseq_area_offset()};
+    ptrdiff_t begin = rseq_area_offset();
+    struct rseq_offsets offsets = {.own = !is_by_c_library(), .sequence = begin + RSEQ_CS};
     if (offsets.own) {
         offsets.area_bytes = sizeof own_area;
         offsets.usable = prepare_end() && rseq_register();
     } else {
         offsets.area_bytes = __rseq_size > RSEQ_MIN_AREA_BYTES ? __rseq_size : RSEQ_MIN_AREA_BYTES;
-        const char *area = (const char *)thread_pointer() + offsets.area;
+        const char *area = (const char *)thread_pointer() + begin;
         offsets.usable =
             __rseq_size != 0 && *(const volatile int32_t *)(const void *)(area + RSEQ_CPU_ID) >= 0;
     }
     unsigned long features = getauxval(AT_RSEQ_FEATURE_SIZE);
-    offsets.cpu_number = offsets.area + (features >= RSEQ_MM_CID + 4 ? RSEQ_MM_CID : RSEQ_CPU_ID);
-    offsets.node = features >= RSEQ_NODE_ID + 4 ? offsets.area + RSEQ_NODE_ID : 0;
+    offsets.cpu_number = begin + (features >= RSEQ_MM_CID + 4 ? RSEQ_MM_CID : RSEQ_CPU_ID);
+    offsets.node = features >= RSEQ_NODE_ID + 4 ? begin + RSEQ_NODE_ID : 0;
 #ifdef CALM_WITHOUT_RSEQ
     offsets.usable = false;
 #endif

@@ -15,6 +15,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifndef AT_RSEQ_FEATURE_SIZE /* of linux/auxvec.h, from Linux 6.3 on */
+#define AT_RSEQ_FEATURE_SIZE 27
+#endif
+
 /* From linux/rseq.h. The signature is the one that glibc registers. */
 #define RSEQ_CPU_ID     4
 #define RSEQ_CS         8
@@ -57,12 +61,12 @@ static inline unsigned thread_slot(unsigned count) {
  * the number of threads of the process. Like a CPU's number, it belongs to one
  * running thread at a time. */
 struct rseq_offsets {
-    bool usable;
-    bool own; /* the areas are this library's, and a thread begins unregistered */
-    ptrdiff_t area;
-    uint32_t area_bytes;  /* as registered */
+    ptrdiff_t sequence;   /* a pointer to the descriptor of the current sequence, RSEQ_CS into the area */
     ptrdiff_t cpu_number; /* a uint32_t: the number of the virtual CPU, or else of the CPU */
     ptrdiff_t node;       /* a uint32_t; 0 if the kernel does not report nodes */
+    uint32_t area_bytes;  /* as registered */
+    bool usable;
+    bool own; /* the areas are this library's, and a thread begins unregistered */
 };
 
 /* Finds the offsets, and registers the caller's area if it is this library's.

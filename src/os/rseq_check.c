@@ -56,7 +56,7 @@ static bool wait_in_sequence(const struct rseq_offsets *offsets, struct trial *t
                      ".quad 1f, 2f - 1f, 4f\n\t"
                      ".popsection\n\t"
                      "leaq 3b(%%rip), %[scratch]\n\t"
-                     "movq %[scratch], %%fs:8(%[area])\n"
+                     "movq %[scratch], %%fs:(%[sequence])\n"
                      "1:\n\t"
                      "movl $1, %[entered]\n"
                      "5:\n\t"
@@ -72,7 +72,7 @@ static bool wait_in_sequence(const struct rseq_offsets *offsets, struct trial *t
                      "jmp 2b\n\t"
                      ".popsection\n\t"
                      : [scratch] "=&r"(scratch), [restarted] "+r"(restarted), [entered] "=m"(trial->entered)
-                     : [area] "r"(offsets->area), [over] "m"(trial->over)
+                     : [sequence] "r"(offsets->sequence), [over] "m"(trial->over)
                      : "memory", "cc");
 #else
     __asm__ volatile(".pushsection __rseq_cs, \"aw\"\n\t"
@@ -83,7 +83,7 @@ static bool wait_in_sequence(const struct rseq_offsets *offsets, struct trial *t
                      ".popsection\n\t"
                      "adrp %[scratch], 3b\n\t"
                      "add %[scratch], %[scratch], :lo12:3b\n\t"
-                     "str %[scratch], [%[area], #8]\n\t"
+                     "str %[scratch], [%[sequence]]\n\t"
                      "mov %w[scratch], #1\n"
                      "1:\n\t"
                      "str %w[scratch], [%[entered]]\n"
@@ -98,7 +98,7 @@ static bool wait_in_sequence(const struct rseq_offsets *offsets, struct trial *t
                      "b 2b\n\t"
                      ".popsection\n\t"
                      : [scratch] "=&r"(scratch), [restarted] "+r"(restarted)
-                     : [area] "r"((char *)thread_pointer() + offsets->area), [entered] "r"(&trial->entered),
+                     : [sequence] "r"((char *)thread_pointer() + offsets->sequence), [entered] "r"(&trial->entered),
                        [over] "r"(&trial->over)
                      : "memory", "cc");
 #endif

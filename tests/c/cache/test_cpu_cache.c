@@ -344,7 +344,7 @@ static void run_rseq(void) {
 /* As on kernels without virtual CPU numbers. */
 static void run_rseq_by_cpu(void) {
     struct rseq_offsets place = rseq_find();
-    place.cpu_number = place.area + RSEQ_CPU_ID;
+    place.cpu_number = place.sequence - RSEQ_CS + RSEQ_CPU_ID;
     run_mode("restartable sequences by CPU", place, CACHE_RSEQ);
 }
 

@@ -25,7 +25,7 @@ static void test_restarts(void) {
         return;
     }
     struct rseq_offsets others = offsets;
-    others.area = elsewhere - (char *)thread_pointer();
+    others.sequence = elsewhere - (char *)thread_pointer() + RSEQ_CS;
     for (unsigned i = 0; i < check_rounds(100); i++) {
         CHECK(rseq_is_restarted(&offsets));
         CHECK(!rseq_is_restarted(&others));
