@@ -30,7 +30,8 @@ def compile_into(folder: Path) -> None:
                 f"calmalloc: a wheel needs CMake 3.25, a C compiler and binutils: {tool} is missing"
             )
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
-    options = ["TESTS=OFF", "WORKLOADS=OFF", "STRICT=OFF", "TOOLS=ON", "STATIC_PROBE=ON", "PTLBMALLOC2=ON", "INSTALL=ON"]
+    options = ["TESTS=OFF", "WORKLOADS=OFF", "STRICT=OFF", "TOOLS=ON", "STATIC_PROBE=ON", "INSTALL=ON"]
+    options += ["PTLBMALLOC2=ON"]
     build = WORK / "cmake"
     commands = [
         ["cmake", "-S", ROOT, "-B", build, *generator, "-DCMAKE_BUILD_TYPE=Release"]

@@ -96,7 +96,7 @@ struct calm_stats {
     uint64_t large_allocations;    /* allocations of runs of pages: above 32 KiB */
     uint64_t large_moves;          /* calls of realloc that moved pages */
     uint64_t heap_locks_contended; /* acquisitions of a heap's lock that had to wait for another thread */
-    uint64_t cache_lock_reason;    /* why the CPU caches have locks. 0: they have none; 1: an option; 2: no restartable sequences; 3: too many CPUs; 4: no fence for them; 5: the kernel does not restart them */
+    uint64_t cache_lock_reason;    /* why the CPU caches have locks: 0 if they have none */
     /* From src/api/counters.def: end. */
 };
 

@@ -68,8 +68,6 @@ COUNTERS: Mapping[str, Counter] = {
     "heap_locks_contended": Counter(
         "lock", True, "Acquisitions of a heap's lock that had to wait for another thread."
     ),
-    "cache_lock_reason": Counter(
-        "reason", False, "Why the CPU caches have locks. 0: they have none; 1: an option; 2: no restartable sequences; 3: too many CPUs; 4: no fence for them; 5: the kernel does not restart them."
-    ),
+    "cache_lock_reason": Counter("reason", False, "Why the CPU caches have locks: 0 if they have none."),
 }
 # From the tables: end.

@@ -70,7 +70,7 @@ pub struct Stats {
     pub large_moves: u64,
     /// Acquisitions of a heap's lock that had to wait for another thread.
     pub heap_locks_contended: u64,
-    /// Why the CPU caches have locks. 0: they have none; 1: an option; 2: no restartable sequences; 3: too many CPUs; 4: no fence for them; 5: the kernel does not restart them.
+    /// Why the CPU caches have locks: 0 if they have none.
     pub cache_lock_reason: u64,
     // From src/api/counters.def: end.
 }

@@ -79,6 +79,7 @@ static const struct counter_term counter_term_list[] = {
 #define AT_FORK(name) \
     { #name, WORD(calm_arenas.totals_at_fork.name), .flags = COUNTER_SUBTRACT }
     AT_FORK(cache_misses),
+    {"cache_lock_reason", WORD(calm_caches.lock_reason)},
 #define ALL(name, word)         {#name, WORD(calm_arenas.word)}, AT_FORK(name),
 #define ALL_PAGES(name, word)   {#name, PAGES(calm_arenas.word)}, AT_FORK(name),
 #define HEAPS(name, word)       {#name, IN_ALL(word)}, AT_FORK(name),

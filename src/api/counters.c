@@ -82,6 +82,7 @@ void counters_fill(struct calm_stats *stats) {
     stats->metadata += sizeof *arenas->work + heap_profile_bytes();
     arena_cached(arenas, &stats->cached);
     stats->cached_limit = arena_max_cached(arenas);
+    stats->cache_lock_reason = calm_caches.lock_reason;
     subtract_parents(stats);
 }
 

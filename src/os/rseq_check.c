@@ -6,10 +6,13 @@
 #include <sys/auxv.h>
 #include <sys/utsname.h>
 
-#ifndef AT_RSEQ_FEATURE_SIZE
-#define AT_RSEQ_FEATURE_SIZE 27
-#endif
 #define STACK_BYTES ((size_t)64 << 10)
+#define TRIALS      3
+/* More than a time slice, where the two threads share a CPU. A thread that is
+ * never preempted gives up. */
+#define MAX_SPINS (1 << 22)
+#define WAIT_NS   100000000ULL
+#define MAX_WAITS 10
 
 static const char *read_number(const char *text, unsigned *number) {
     for (*number = 0; *text >= '0' && *text <= '9'; text++) {
@@ -44,9 +47,10 @@ static void interrupt(void *argument) {
 }
 
 /* Runs a sequence that waits until the trial is over. Returns whether it was
- * restarted before. */
+ * restarted before; that may be before it wrote anything. */
 static bool wait_in_sequence(const struct rseq_offsets *offsets, struct trial *trial) {
     uint64_t restarted = 0;
+    uint64_t left = MAX_SPINS;
     uint64_t scratch;
 #if defined(__x86_64__)
     __asm__ volatile(".pushsection __rseq_cs, \"aw\"\n\t"
@@ -62,7 +66,9 @@ static bool wait_in_sequence(const struct rseq_offsets *offsets, struct trial *t
                      "5:\n\t"
                      "pause\n\t"
                      "cmpl $0, %[over]\n\t"
-                     "je 5b\n"
+                     "jne 2f\n\t"
+                     "decl %k[left]\n\t"
+                     "jnz 5b\n"
                      "2:\n\t"
                      ".pushsection .text.calm_restart, \"ax\"\n\t"
                      ".byte 0x0f, 0xb9, 0x3d\n\t"
@@ -71,7 +77,8 @@ static bool wait_in_sequence(const struct rseq_offsets *offsets, struct trial *t
                      "movl $1, %k[restarted]\n\t"
                      "jmp 2b\n\t"
                      ".popsection\n\t"
-                     : [scratch] "=&r"(scratch), [restarted] "+r"(restarted), [entered] "=m"(trial->entered)
+                     : [scratch] "=&r"(scratch), [restarted] "+r"(restarted), [left] "+r"(left),
+                       [entered] "=m"(trial->entered)
                      : [sequence] "r"(offsets->sequence), [over] "m"(trial->over)
                      : "memory", "cc");
 #else
@@ -83,13 +90,14 @@ static bool wait_in_sequence(const struct rseq_offsets *offsets, struct trial *t
                      ".popsection\n\t"
                      "adrp %[scratch], 3b\n\t"
                      "add %[scratch], %[scratch], :lo12:3b\n\t"
-                     "str %[scratch], [%[sequence]]\n\t"
-                     "mov %w[scratch], #1\n"
+                     "str %[scratch], [%[sequence]]\n"
                      "1:\n\t"
-                     "str %w[scratch], [%[entered]]\n"
+                     "str %w[left], [%[entered]]\n"
                      "5:\n\t"
                      "ldr %w[scratch], [%[over]]\n\t"
-                     "cbz %w[scratch], 5b\n"
+                     "cbnz %w[scratch], 2f\n\t"
+                     "sub %[left], %[left], #1\n\t"
+                     "cbnz %[left], 5b\n"
                      "2:\n\t"
                      ".pushsection .text.calm_restart, \"ax\"\n\t"
                      ".long 0xd428bc00\n"
@@ -97,25 +105,37 @@ static bool wait_in_sequence(const struct rseq_offsets *offsets, struct trial *t
                      "mov %[restarted], #1\n\t"
                      "b 2b\n\t"
                      ".popsection\n\t"
-                     : [scratch] "=&r"(scratch), [restarted] "+r"(restarted)
-                     : [sequence] "r"((char *)thread_pointer() + offsets->sequence), [entered] "r"(&trial->entered),
-                       [over] "r"(&trial->over)
+                     : [scratch] "=&r"(scratch), [restarted] "+r"(restarted), [left] "+r"(left)
+                     : [sequence] "r"((char *)thread_pointer() + offsets->sequence),
+                       [entered] "r"(&trial->entered), [over] "r"(&trial->over)
                      : "memory", "cc");
 #endif
+    __atomic_store_n(&trial->entered, 1, __ATOMIC_RELEASE);
     return restarted != 0;
 }
 
+/* No handler may fork while there is a thread that a child would wait for. */
+static bool try_once(const struct rseq_offsets *offsets) {
+    static struct thread thread; /* static, as the thread may come late */
+    static struct trial trial;
+    trial = (struct trial){0};
+    uint64_t mask = thread_block_signals();
+    bool restarted =
+        thread_start(&thread, interrupt, &trial, STACK_BYTES) && wait_in_sequence(offsets, &trial);
+    for (int waits = 0; waits < MAX_WAITS && !thread_is_gone(&thread); waits++) {
+        thread_wait(&thread, WAIT_NS);
+    }
+    thread_wait_uncounted(&thread, WAIT_NS);
+    thread_set_signals(mask);
+    return restarted && thread_is_gone(&thread);
+}
+
 bool rseq_is_restarted(const struct rseq_offsets *offsets) {
-    struct trial trial = {0};
-    static struct thread thread;
-    if (!thread_start(&thread, interrupt, &trial, STACK_BYTES)) {
-        return true;
+    int trials = 0;
+    while (trials < TRIALS && try_once(offsets)) {
+        trials++;
     }
-    bool restarted = wait_in_sequence(offsets, &trial);
-    while (!thread_is_gone(&thread)) {
-        thread_wait(&thread, 0);
-    }
-    return restarted;
+    return trials == TRIALS;
 }
 
 bool rseq_is_broken(const struct rseq_offsets *offsets) {

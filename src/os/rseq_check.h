@@ -15,9 +15,11 @@
  * the area, which is 0 if it was not told. */
 bool rseq_is_suspect(const char *release, unsigned long area_size);
 
-/* Interrupts a sequence of the calling thread by rseq_restart_all, in a bare
- * thread. Returns whether the kernel restarted it; true if the kernel refuses
- * the thread. Called at the start, after rseq_can_restart returned true. */
+/* Interrupts sequences of the calling thread by rseq_restart_all, in a bare
+ * thread. Returns whether the kernel restarted each. It may have done so for
+ * another reason, too: because it preempted the thread. Returns false if there
+ * is no answer, for example because the kernel refuses the thread. Called at
+ * the start, after rseq_can_restart returned true. */
 bool rseq_is_restarted(const struct rseq_offsets *offsets);
 
 /* Returns whether this kernel is suspect, and fails the test. */

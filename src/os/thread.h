@@ -37,9 +37,9 @@ extern _Atomic(uint32_t) thread_start_holds __attribute__((visibility("hidden"))
 /*
  * Runs body(argument) in a bare thread. All signals are blocked in it. It has a
  * stack of its own, and a block of zeros in place of thread-local storage.
- * Returns false if the kernel refuses. stack_bytes must be equal in all calls.
- * One caller at a time may call it, and only while thread_is_gone. Allocates
- * only address space.
+ * Returns false if the kernel refuses. stack_bytes must be equal in all calls
+ * for a thread. One caller at a time may call it, and only while
+ * thread_is_gone. Allocates only address space.
  */
 bool thread_start(struct thread *thread, void (*body)(void *argument), void *argument, size_t stack_bytes);
 

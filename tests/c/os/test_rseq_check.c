@@ -1,7 +1,22 @@
 /* A kernel that does not restart sequences is found out, and one that does is not accused. */
 #include "os/rseq_check.h"
 
+#include "os/thread.h"
+
 #include "check.h"
+
+static enum { STARTS, REFUSED, NEVER_COMES } thread_mode;
+
+bool __real_thread_start(struct thread *thread, void (*body)(void *argument), void *argument,
+                         size_t stack_bytes);
+bool __wrap_thread_start(struct thread *thread, void (*body)(void *argument), void *argument,
+                         size_t stack_bytes);
+
+bool __wrap_thread_start(struct thread *thread, void (*body)(void *argument), void *argument,
+                         size_t stack_bytes) {
+    return thread_mode == STARTS ? __real_thread_start(thread, body, argument, stack_bytes)
+                                 : thread_mode == NEVER_COMES;
+}
 
 static void test_releases(void) {
     CHECK(rseq_is_suspect("4.4.0", 0));
@@ -31,6 +46,12 @@ static void test_restarts(void) {
         CHECK(!rseq_is_restarted(&others));
     }
     CHECK(!rseq_is_broken(&offsets));
+    /* Without the other thread nothing is known, and the test ends all the same. */
+    thread_mode = REFUSED;
+    CHECK(!rseq_is_restarted(&offsets));
+    thread_mode = NEVER_COMES;
+    CHECK(!rseq_is_restarted(&others));
+    thread_mode = STARTS;
 }
 
 int main(void) {
