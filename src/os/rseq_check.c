@@ -139,7 +139,7 @@ bool rseq_is_restarted(const struct rseq_offsets *offsets) {
 }
 
 bool rseq_is_broken(const struct rseq_offsets *offsets) {
-    struct utsname system;
+    struct utsname system = {0};
     return os_syscall(SYS_uname, &system) == 0 &&
            rseq_is_suspect(system.release, getauxval(AT_RSEQ_FEATURE_SIZE)) && !rseq_is_restarted(offsets);
 }
