@@ -15,6 +15,14 @@
 
 #if defined(__GLIBC__)
 
+#if !__GLIBC_PREREQ(2, 33)
+/* The library also runs with later versions of glibc, which have it. */
+struct mallinfo2 {
+    size_t arena, ordblks, smblks, hblks, hblkhd, usmblks, fsmblks, uordblks, fordblks, keepcost;
+};
+EXPORT struct mallinfo2 mallinfo2(void);
+#endif
+
 EXPORT struct mallinfo2 mallinfo2(void) {
     struct calm_stats stats;
     counters_fill(&stats);

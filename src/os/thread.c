@@ -188,8 +188,11 @@ void thread_forget(struct thread *thread) {
 
 /* ---- what the calling thread gives up ---- */
 
-/* from linux/close_range.h */
+/* from linux/close_range.h, and glibc 2.34 */
 #define RANGE_UNSHARED 2
+#ifndef SYS_close_range
+#define SYS_close_range 436
+#endif
 
 bool thread_leave_files(void) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) /* a sanitizer may report from here */

@@ -79,12 +79,23 @@ static long kernel(long number, const long *arguments) {
 #endif
 }
 
+/* gcc before 11 has no __builtin_thread_pointer for x86-64. */
+static char *thread_pointer(void) {
+    char *pointer;
+#if defined(__x86_64__)
+    __asm__("mov %%fs:0, %0" : "=r"(pointer));
+#else
+    __asm__("mrs %0, tpidr_el0" : "=r"(pointer));
+#endif
+    return pointer;
+}
+
 static volatile struct area *own_area(void) {
     static struct area unused;
     if (&__rseq_offset == NULL) {
         return &unused;
     }
-    return (volatile struct area *)(void *)((char *)__builtin_thread_pointer() + __rseq_offset);
+    return (volatile struct area *)(void *)(thread_pointer() + __rseq_offset);
 }
 
 static void put_numbers(volatile struct area *area) {

@@ -169,12 +169,23 @@ static const struct way {
 extern const ptrdiff_t __rseq_offset __attribute__((weak));
 extern const unsigned __rseq_size __attribute__((weak));
 
+/* gcc before 11 has no __builtin_thread_pointer for x86-64. */
+static char *thread_pointer(void) {
+    char *pointer;
+#if defined(__x86_64__)
+    __asm__("mov %%fs:0, %0" : "=r"(pointer));
+#else
+    __asm__("mrs %0, tpidr_el0" : "=r"(pointer));
+#endif
+    return pointer;
+}
+
 /* Whether the kernel keeps a CPU's number for the caller in the C library's area. */
 static bool is_registered(void) {
     if (&__rseq_offset == NULL) {
         return false;
     }
-    const char *area = (const char *)__builtin_thread_pointer() + __rseq_offset;
+    const char *area = thread_pointer() + __rseq_offset;
     return (int)*(const volatile uint32_t *)(const void *)(area + 4) >= 0;
 }
 
@@ -199,7 +210,7 @@ static void *live_unregistered(void *unused) {
     if (!have_rseq()) {
         return unused;
     }
-    void *area = (char *)__builtin_thread_pointer() + __rseq_offset;
+    void *area = thread_pointer() + __rseq_offset;
     CHECK(call_rseq(area, RSEQ_UNREGISTER) == 0);
     CHECK(!tells_registration() || !is_registered());
     mark_blocks(7, ROUNDS);
@@ -244,7 +255,7 @@ static void *create_unregistered(void *unused) {
     if (!have_rseq()) {
         return unused;
     }
-    CHECK(call_rseq((char *)__builtin_thread_pointer() + __rseq_offset, RSEQ_UNREGISTER) == 0);
+    CHECK(call_rseq(thread_pointer() + __rseq_offset, RSEQ_UNREGISTER) == 0);
     for (uintptr_t round = 0; round < 20; round++) {
         pthread_t thread;
         thrd_t thread_c11;

@@ -13,6 +13,10 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 
+#if defined(__GLIBC__) && !__GLIBC_PREREQ(2, 33)
+#define mallinfo2 mallinfo /* whose numbers are of 32 bits: enough here */
+#endif
+
 #define UNTOUCHED 4321 /* of errno */
 
 /* For what is asked of calmalloc alone: other mallocs differ here. */

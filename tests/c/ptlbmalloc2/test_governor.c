@@ -16,6 +16,10 @@
 #include "check.h"
 #include "counter_reader.h"
 
+#if defined(__GLIBC__) && !__GLIBC_PREREQ(2, 33)
+#define mallinfo2 mallinfo /* whose numbers are of 32 bits: enough here */
+#endif
+
 void *governed_malloc(size_t bytes);
 void *governed_calloc(size_t count, size_t bytes);
 void *governed_realloc(void *block, size_t bytes);
