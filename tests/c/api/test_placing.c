@@ -139,6 +139,9 @@ static size_t nearest_neighbours(void) {
 
 /* Of 64 neighbours at random all are a third of a page apart once in 4^63. */
 static void test_chance(void) {
+    if (page_size > 4096) { /* blocks begin within a way of the cache, which may be less than a page */
+        return;
+    }
     const size_t third = page_size / 8 * 3 - LINE;
     set("test_placement", "lines");
     CHECK(nearest_neighbours() >= third);
@@ -247,7 +250,7 @@ static void test_moves(void) {
 static void test_arrays_differ(void) {
     enum { ARRAYS = 16 };
     set("test_placement", "colors");
-    for (size_t size = 64 * KIB; size <= 4 * MIB; size *= 2) {
+    for (size_t size = 16 * page_size; size <= 4 * MIB; size *= 2) {
         unsigned char *arrays[ARRAYS];
         for (int i = 0; i < ARRAYS; i++) {
             arrays[i] = obtain(size);

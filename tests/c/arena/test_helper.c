@@ -10,7 +10,7 @@
 
 static void *use_heap(void *unused) {
     for (size_t i = 0; i < 40; i++) {
-        calm_free(obtain(33 * KIB));
+        calm_free(obtain(8 * page_size + KIB));
     }
     return unused;
 }
@@ -22,7 +22,7 @@ static void come_from_other_thread(void *(*body)(void *)) {
 }
 
 static void *come_once(void *unused) {
-    calm_free(obtain(64 * KIB));
+    calm_free(obtain(uncached_bytes()));
     return unused;
 }
 
@@ -59,7 +59,7 @@ static void test_helper(void) {
     /* The next to come to the heap starts it, on the same stack, unless that is the first thread, which may
      * be the last one, too. */
     const char *memory = calm_arenas.helper.thread.memory;
-    calm_free(obtain(64 * KIB));
+    calm_free(obtain(uncached_bytes()));
     CHECK(helper_is_gone());
     come_from_other_thread(come_once);
     CHECK(stats_now().dirty > 0);
@@ -145,7 +145,7 @@ static void test_overdue(void) {
         for (int i = 0; i < 100; i++) {
             clock_advance(2 * DEMAND_EPOCH_NS);
             for (int j = 0; j < 20; j++) {
-                calm_free(obtain(64 * KIB));
+                calm_free(obtain(uncached_bytes()));
             }
         }
         CHECK(stats_now().purges_epoch > 0);
@@ -162,11 +162,11 @@ static void test_refused_helper(void) {
     enum { VISITS = 65536 };
     atomic_store(&calm_arenas.helper.state, HELPER_REFUSED);
     for (int visit = 0; visit < VISITS / 4; visit++) {
-        calm_free(obtain(64 * KIB));
+        calm_free(obtain(uncached_bytes()));
     }
     CHECK_EQUAL(calm_arenas.helper.state, HELPER_REFUSED);
     for (int visit = 0; visit < VISITS && calm_arenas.helper.state == HELPER_REFUSED; visit++) {
-        calm_free(obtain(64 * KIB));
+        calm_free(obtain(uncached_bytes()));
     }
     CHECK_EQUAL(calm_arenas.helper.state, HELPER_RUNS);
 }

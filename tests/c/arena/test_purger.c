@@ -73,7 +73,7 @@ static void refuse(size_t locked_each, size_t locked_bytes) {
     for (uint64_t ms = 0; ms < LOCKED_MS; ms++) {
         for (size_t round = 0; round < LOCKED_ROUNDS; round++) {
             void *one = obtain(256 * KIB);
-            void *other = obtain(40 * KIB);
+            void *other = obtain(10 * page_size);
             calm_free(one);
             calm_free(other);
         }
@@ -132,7 +132,7 @@ static void test_unlocked_later(void) {
         CHECK(ms < 50); /* two waits of ten milliseconds, and twice as long, and the looks between them */
         clock_advance(CLOCK_MS);
         /* Of sizes that no cache keeps. */
-        calm_free(obtain(64 * KIB));
+        calm_free(obtain(uncached_bytes()));
     }
 }
 

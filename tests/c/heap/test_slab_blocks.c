@@ -70,8 +70,8 @@ static void test_plan_of_neighbours(void) {
 /* Of a block that is freed twice, each time by a thread that planned it while it was in use. */
 static void test_plan_that_fails(void) {
     CHECK(start_heap((size_t)1 << 40));
-    uint32_t size_class = size_class_of(&classes, 64);
-    enum { BLOCKS = 256 };
+    uint32_t size_class = size_class_of(&classes, page_size / 64);
+    enum { BLOCKS = 256 }; /* of four pages */
     void *all[BLOCKS];
     CHECK_EQUAL(heap_take_blocks(&heap, size_class, all, BLOCKS), BLOCKS);
     struct heap_puts puts;
@@ -129,7 +129,7 @@ static void test_plan_that_fails(void) {
             claimed++;
         }
     }
-    CHECK(claimed > 0);
+    CHECK(claimed > 0 || page_size > 4096); /* or the slab has one page */
     purge_batch_refuse(&batch, 0, batch.count);
     heap_put_back(&heap, &batch);
     heap_put_blocks(&heap, all + BLOCKS - 1, 1);

@@ -39,7 +39,7 @@ static inline bool page_holds(const unsigned char *page, unsigned char value) {
 
 /* The number of pages of a range that are resident. */
 static inline size_t resident_pages(const void *start, size_t bytes) {
-    static unsigned char resident[4096];
+    static unsigned char resident[32768];
     size_t pages = bytes / page_size;
     CHECK(pages <= sizeof resident);
     CHECK_EQUAL(mincore((void *)(uintptr_t)start, bytes, resident), 0);

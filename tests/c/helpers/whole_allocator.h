@@ -68,6 +68,11 @@ static inline void step(size_t number) {
     }
 }
 
+/* Caches keep blocks of up to eight pages. */
+static inline size_t uncached_bytes(void) {
+    return 16 * page_size;
+}
+
 static inline void free_all(void) {
     for (size_t i = 0; i < SLOTS; i++) {
         calm_free(blocks[i]);
