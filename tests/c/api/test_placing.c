@@ -294,7 +294,7 @@ static void test_misuse(void) {
     size_t misuses = calm_arenas.of[0].heap.misuses;
     unsigned char *block;
     do {
-        block = obtain(100 * KIB + 1);
+        block = obtain(25 * page_size + 1);
     } while (start_of(block) == 0);
     calm_free(block - start_of(block)); /* its page, but not it */
     CHECK_EQUAL(calm_arenas.of[0].heap.misuses, ++misuses);
