@@ -1,6 +1,6 @@
 #!/bin/bash
 # Under gVisor's kernel (containers of several clouds), the calls by which allocators and profilers learn about memory
-# succeed, and say the same whatever the program did. mincore(2) calls pages resident that nobody has touched, so
+# succeed, and say the same whatever the program did. mincore(2) calls pages resident that were never touched, so
 # that an allocator which asks it before it gives memory back finds everything worth giving back. getrusage(2) counts no
 # page fault, so that a comparison of allocators by faults finds all equal. RLIMIT_DATA can be set, and limits nothing.
 # Only VmHWM, the peak, is missing from /proc/self/status, so that it can be noticed. VmRSS and MADV_DONTNEED do work.
