@@ -5,16 +5,16 @@
 
 #include <dlfcn.h>
 #include <errno.h>
-#ifdef __GLIBC__
-#include <gnu/libc-version.h>
-#endif
 #include <pthread.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 
-#if defined(__GLIBC__) && !__GLIBC_PREREQ(2, 33)
+#ifdef __GLIBC__
+#include <gnu/libc-version.h>
+#if !__GLIBC_PREREQ(2, 33)
 #define mallinfo2 mallinfo /* whose numbers are of 32 bits: enough here */
+#endif
 #endif
 
 #define UNTOUCHED 4321 /* of errno */
