@@ -126,7 +126,7 @@ static bool read_common(const struct cfi_module *module, uintptr_t at, struct cf
     entry->code_factor = read_leb(&reader, UNSIGNED);
     entry->data_factor = read_leb(&reader, SIGNED);
     uint64_t return_column = version == 1 ? cfi_read_byte(&reader) : read_leb(&reader, UNSIGNED);
-    if (reader.bad || (version != 1 && version != 3) || return_column != CFI_RIP) {
+    if (reader.bad || (version != 1 && version != 3) || return_column != CFI_RETURN) {
         return false;
     }
     entry->common = reader;
@@ -146,7 +146,7 @@ static bool read_common(const struct cfi_module *module, uintptr_t at, struct cf
             read_pointer(&reader, cfi_read_byte(&reader) & 0x7f, module->tables);
         } else if (*augmentation == 'S') {
             entry->is_signal = true;
-        } else {
+        } else if (*augmentation != 'B') { /* the key that signs return addresses */
             return false;
         }
     }
@@ -251,6 +251,7 @@ static const struct instruction {
     [0x14] = {SET_RULE + IS_OFFSET, PLAIN_NUMBER, OFFSET},
     [0x15] = {SET_RULE + IS_OFFSET, PLAIN_NUMBER, SIGNED_OFFSET},
     [0x16] = {SET_RULE + IS_EXPRESSION, PLAIN_NUMBER, EXPRESSION},
+    [0x2d] = {NOTHING, NO_OPERAND, NO_OPERAND},   /* AARCH64_negate_ra_state */
     [0x2e] = {NOTHING, PLAIN_NUMBER, NO_OPERAND}, /* GNU_args_size */
     /* The instructions whose code is two bits. Their first operand is the other
      * six bits. */
@@ -380,7 +381,7 @@ static bool evaluate(const struct frame *frame, uintptr_t expression, const uint
         uintptr_t *last = &operands[top - 1];
         if (code >= 0x30 && code <= 0x4f) { /* lit0 to lit31 */
             operands[top++] = code - 0x30;
-        } else if (code >= 0x70 && code <= 0x70 + CFI_RIP) { /* breg0 to breg16 */
+        } else if (code >= 0x70 && code < 0x70 + CFI_PC) { /* breg0 and so on */
             operands[top++] = frame->registers->of[code - 0x70] + read_leb(&reader, SIGNED);
         } else if (code >= 0x08 && code <= 0x0f) { /* const1u, const1s, const2u to const8s */
             operands[top++] = read_bytes(&reader, (size_t)1 << (code - 0x08) / 2, code % 2 != 0);
@@ -415,7 +416,7 @@ static bool find_register(const struct frame *frame, const struct rule *rule, un
                           uintptr_t *value) {
     /* If the stack pointer has no rule, it is the frame's address by
      * definition. */
-    uintptr_t found = number == CFI_RSP ? frame->address : frame->registers->of[number];
+    uintptr_t found = number == CFI_STACK ? frame->address : frame->registers->of[number];
     switch (rule->kind) {
     case SAME:
     case UNDEFINED:
@@ -445,7 +446,7 @@ enum cfi_step cfi_step(const struct cfi_module *module, struct cfi_registers *re
                        void *context) {
     /* If a call is the last instruction of its function, its return address is
      * where the next function begins. */
-    uintptr_t address = registers->of[CFI_RIP] - (registers->in_signal ? 0 : 1);
+    uintptr_t address = registers->of[CFI_PC] - (registers->in_signal ? 0 : 1);
     struct cfi_entry entry;
     struct rules initial = {0};
     if (!find_entry(module, address, &entry) ||
@@ -456,12 +457,21 @@ enum cfi_step cfi_step(const struct cfi_module *module, struct cfi_registers *re
     if (!cfi_run(&entry, entry.specific, address, &initial, &rules)) {
         return CFI_UNKNOWN;
     }
-    if (rules.of[CFI_RIP].kind == SAME || rules.of[CFI_RIP].kind == UNDEFINED) {
-        return rules.of[CFI_RIP].kind == SAME ? CFI_UNKNOWN : CFI_OUTERMOST;
+    enum rule_kind back = rules.of[CFI_RETURN].kind;
+    if (back == UNDEFINED) {
+        return CFI_OUTERMOST;
+    }
+    /* On aarch64 a function that calls no other keeps the return address in its
+     * register. */
+    if (back == SAME && CFI_RETURN == CFI_PC) {
+        return CFI_UNKNOWN;
     }
     struct frame frame = {module, registers, load, context, 0};
     struct cfi_registers caller = {.in_signal = entry.is_signal};
     if (rules.frame_expression == 0 && rules.frame_register < CFI_REGISTERS) {
+        if (rules.frame_register == CFI_STACK && registers->stack_is_least) {
+            return CFI_UNKNOWN;
+        }
         frame.address = registers->of[rules.frame_register] + rules.frame_offset;
     } else if (rules.frame_expression == 0 ||
                !evaluate(&frame, rules.frame_expression, NULL, &frame.address)) {
@@ -472,6 +482,7 @@ enum cfi_step cfi_step(const struct cfi_module *module, struct cfi_registers *re
             return CFI_UNKNOWN;
         }
     }
+    caller.of[CFI_PC] = caller.of[CFI_RETURN];
     *registers = caller;
     return CFI_STEPPED;
 }

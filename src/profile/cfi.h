@@ -1,7 +1,7 @@
 /*
  * Takes one step up the call stack by unwind tables: computes a caller's
  * registers from those of its callee. The tables are .eh_frame (System V ABI;
- * DWARF 5, section 6.4). x86-64 only. Called by unwind.c.
+ * DWARF 5, section 6.4). Called by unwind.c.
  *
  * The tables belong to a module that stays loaded, since its code is running.
  * The functions read them only within the module's bounds. They read the stack
@@ -13,12 +13,19 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* DWARF's numbers of registers on x86-64. */
-enum { CFI_RBP = 6, CFI_RSP = 7, CFI_RIP = 16, CFI_REGISTERS = 17 };
+/* DWARF's numbers of registers. CFI_RETURN holds a function's return address,
+ * and CFI_PC the address of the instruction: on x86-64 one number for both, on
+ * aarch64 the link register and one that only this library numbers. */
+#if defined(__aarch64__)
+enum { CFI_FRAME = 29, CFI_RETURN = 30, CFI_STACK = 31, CFI_PC = 32, CFI_REGISTERS = 33 };
+#else
+enum { CFI_FRAME = 6, CFI_STACK = 7, CFI_RETURN = 16, CFI_PC = 16, CFI_REGISTERS = 17 };
+#endif
 
 struct cfi_registers {
     uintptr_t of[CFI_REGISTERS];
-    bool in_signal; /* rip is the instruction that a signal interrupted, not the one after a call */
+    bool in_signal;      /* the instruction is one that a signal interrupted, not the one after a call */
+    bool stack_is_least; /* the stack pointer's value is not known; it is not below this */
 };
 
 struct cfi_module {

@@ -7,9 +7,11 @@
 #include <errno.h>
 #include <link.h>
 #include <linux/futex.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <sys/auxv.h>
 #include <time.h>
+#include <ucontext.h>
 
 /* A frame is not longer than the usual stack of a thread. */
 #define MAX_FRAME_BYTES ((uintptr_t)16 << 20)
@@ -155,31 +157,66 @@ bool unwind_hides_itself(void) {
     return own_module().end != 0;
 }
 
-/* The frame pointer points to the caller's frame pointer and the return
- * address. */
-static bool step_by_frame_pointer(uintptr_t *known_page, struct cfi_registers *registers) {
-    uintptr_t frame = registers->of[CFI_RBP];
-    uintptr_t stack = registers->of[CFI_RSP];
-    uintptr_t next;
-    uintptr_t back;
-    if (frame < stack || frame - stack > MAX_FRAME_BYTES || !unwind_load(known_page, frame, &next) ||
-        !unwind_load(known_page, frame + sizeof next, &back) || back == 0) {
+#if defined(__aarch64__)
+
+/* Reads the registers of its caller, into which it is inlined, all at one
+ * instruction. A call preserves these, except the link register. */
+static inline __attribute__((always_inline)) void read_registers(struct cfi_registers *registers) {
+    __asm__ volatile("adr x9, .\n\t"
+                     "mov x10, sp\n\t"
+                     "stp x19, x20, [%[registers], #8 * 19]\n\t"
+                     "stp x21, x22, [%[registers], #8 * 21]\n\t"
+                     "stp x23, x24, [%[registers], #8 * 23]\n\t"
+                     "stp x25, x26, [%[registers], #8 * 25]\n\t"
+                     "stp x27, x28, [%[registers], #8 * 27]\n\t"
+                     "stp x29, x30, [%[registers], #8 * 29]\n\t"
+                     "stp x10, x9, [%[registers], #8 * 31]\n\t"
+                     :
+                     : [registers] "r"(registers->of)
+                     : "x9", "x10", "memory");
+}
+
+/* Without the bits that sign it. */
+static uintptr_t plain_address(uintptr_t address) {
+    return address & (((uintptr_t)1 << 48) - 1);
+}
+
+/* The kernel's handler returns to code that has no tables: mov x8,
+ * #__NR_rt_sigreturn; svc #0. The stack pointer points to what the signal
+ * interrupted. */
+static bool step_out_of_signal(uintptr_t *known_page, struct cfi_registers *registers) {
+    static const uint32_t code[] = {0xd2801168, 0xd4000001};
+    const uint32_t *at = (const uint32_t *)registers->of[CFI_PC];
+    if (registers->stack_is_least || registers->of[CFI_PC] % sizeof *at != 0) {
         return false;
     }
-    registers->of[CFI_RSP] = frame + 2 * sizeof next;
-    registers->of[CFI_RBP] = next;
-    registers->of[CFI_RIP] = back;
-    registers->in_signal = false;
+    for (size_t i = 0; i < 2; i++) {
+        if (!is_readable(known_page, (uintptr_t)&at[i]) || at[i] != code[i]) {
+            return false;
+        }
+    }
+    const struct {
+        siginfo_t signal;
+        ucontext_t context;
+    } *frame = (const void *)registers->of[CFI_STACK];
+    const mcontext_t *machine = &frame->context.uc_mcontext;
+    struct cfi_registers caller = {.in_signal = true};
+    for (size_t i = 0; i < 31; i++) {
+        if (!unwind_load(known_page, (uintptr_t)&machine->regs[i], &caller.of[i])) {
+            return false;
+        }
+    }
+    if (!unwind_load(known_page, (uintptr_t)&machine->sp, &caller.of[CFI_STACK]) ||
+        !unwind_load(known_page, (uintptr_t)&machine->pc, &caller.of[CFI_PC])) {
+        return false;
+    }
+    *registers = caller;
     return true;
 }
 
-#if defined(__x86_64__)
+#else
 
-/* Reads the registers of its caller, into which it is inlined, all at one
- * instruction. Returns false if the library has no tables. It is then a part of
- * a static program without tables, and keeps no frame pointers either. */
-static inline __attribute__((always_inline)) bool read_registers(struct cfi_registers *registers) {
-    struct cfi_module module;
+static inline __attribute__((always_inline)) void read_registers(struct cfi_registers *registers) {
     __asm__ volatile("leaq 0(%%rip), %%rax\n\t"
                      "movq %%rax, %c[rip](%[registers])\n\t"
                      "movq %%rsp, %c[rsp](%[registers])\n\t"
@@ -190,61 +227,87 @@ static inline __attribute__((always_inline)) bool read_registers(struct cfi_regi
                      "movq %%r14, %c[r14](%[registers])\n\t"
                      "movq %%r15, %c[r15](%[registers])\n\t"
                      :
-                     : [registers] "r"(registers->of), [rip] "i"(8 * CFI_RIP), [rsp] "i"(8 * CFI_RSP),
-                       [rbp] "i"(8 * CFI_RBP), [rbx] "i"(8 * 3), [r12] "i"(8 * 12), [r13] "i"(8 * 13),
+                     : [registers] "r"(registers->of), [rip] "i"(8 * CFI_PC), [rsp] "i"(8 * CFI_STACK),
+                       [rbp] "i"(8 * CFI_FRAME), [rbx] "i"(8 * 3), [r12] "i"(8 * 12), [r13] "i"(8 * 13),
                        [r14] "i"(8 * 14), [r15] "i"(8 * 15)
                      : "rax", "memory");
-    registers->in_signal = true; /* rip does not follow a call */
-    return find_module(registers->of[CFI_RIP], &module) && module.tables != 0;
+}
+
+static uintptr_t plain_address(uintptr_t address) {
+    return address;
+}
+
+/* There are tables for it. */
+static bool step_out_of_signal(const uintptr_t *known_page, const struct cfi_registers *registers) {
+    (void)known_page, (void)registers;
+    return false;
+}
+
+#endif
+
+/* The frame pointer points to the caller's frame pointer and the return
+ * address. On x86-64 these end the frame. */
+static bool step_by_frame_pointer(uintptr_t *known_page, struct cfi_registers *registers) {
+    uintptr_t frame = registers->of[CFI_FRAME];
+    uintptr_t stack = registers->of[CFI_STACK];
+    uintptr_t next;
+    uintptr_t back;
+    if (frame < stack || frame - stack > MAX_FRAME_BYTES || !unwind_load(known_page, frame, &next) ||
+        !unwind_load(known_page, frame + sizeof next, &back) || back == 0) {
+        return false;
+    }
+    registers->of[CFI_STACK] = frame + 2 * sizeof next;
+    registers->of[CFI_FRAME] = next;
+    registers->of[CFI_RETURN] = back;
+    registers->of[CFI_PC] = back;
+    registers->in_signal = false;
+    registers->stack_is_least = CFI_RETURN != CFI_PC;
+    return true;
+}
+
+static bool step_without_tables(uintptr_t *known_page, struct cfi_registers *registers) {
+    return step_out_of_signal(known_page, registers) || step_by_frame_pointer(known_page, registers);
 }
 
 static bool step(uintptr_t *known_page, struct cfi_registers *registers) {
     struct cfi_module module;
-    uintptr_t stack = registers->of[CFI_RSP];
+    uintptr_t stack = registers->of[CFI_STACK];
     bool in_signal = registers->in_signal;
-    if (!find_module(registers->of[CFI_RIP] - !in_signal, &module) || module.tables == 0) {
-        return step_by_frame_pointer(known_page, registers);
+    if (!find_module(registers->of[CFI_PC] - !in_signal, &module) || module.tables == 0) {
+        return step_without_tables(known_page, registers);
     }
     switch (cfi_step(&module, registers, unwind_load, known_page)) {
     case CFI_STEPPED:
         /* The caller's frame is at a higher address, except at a signal handler
          * with a stack of its own. */
-        return registers->of[CFI_RIP] != 0 &&
+        return registers->of[CFI_PC] != 0 &&
                (registers->in_signal || in_signal ||
-                (registers->of[CFI_RSP] > stack && registers->of[CFI_RSP] - stack <= MAX_FRAME_BYTES));
+                (registers->of[CFI_STACK] > stack && registers->of[CFI_STACK] - stack <= MAX_FRAME_BYTES));
     case CFI_OUTERMOST:
         return false;
     default:
-        return step_by_frame_pointer(known_page, registers);
+        return step_without_tables(known_page, registers);
     }
 }
 
-#else
-
-static inline __attribute__((always_inline)) bool read_registers(struct cfi_registers *registers) {
-    registers->of[CFI_RBP] = registers->of[CFI_RSP] = (uintptr_t)__builtin_frame_address(0);
-    return true;
+/* Returns whether the library has tables. One without is a part of a static
+ * program, and keeps no frame pointers either, except on aarch64. */
+static bool can_begin(const struct cfi_registers *registers) {
+    struct cfi_module module;
+    return CFI_RETURN != CFI_PC || (find_module(registers->of[CFI_PC], &module) && module.tables != 0);
 }
-
-/* Clears the bits of pointer authentication in the return address. */
-static bool step(uintptr_t *known_page, struct cfi_registers *registers) {
-    bool stepped = step_by_frame_pointer(known_page, registers);
-    registers->of[CFI_RIP] &= ((uintptr_t)1 << 48) - 1;
-    return stepped && registers->of[CFI_RIP] != 0;
-}
-
-#endif
 
 __attribute__((noinline)) size_t unwind_here(uintptr_t *addresses, size_t max) {
-    uintptr_t known_page = 0; /* the last page that was readable */
-    struct cfi_registers registers = {0};
+    uintptr_t known_page = 0;                             /* the last page that was readable */
+    struct cfi_registers registers = {.in_signal = true}; /* its instruction does not follow a call */
     struct cfi_module own = own_module();
     size_t count = 0;
-    if (!read_registers(&registers)) {
+    read_registers(&registers);
+    if (!can_begin(&registers)) {
         return 0;
     }
     while (count < max && step(&known_page, &registers)) {
-        uintptr_t address = registers.of[CFI_RIP];
+        uintptr_t address = registers.of[CFI_PC] = plain_address(registers.of[CFI_PC]);
         if (count > 0 || address - own.start >= own.end - own.start) {
             /* pprof looks up the byte before an address, which is in the call.
              * An address that a signal interrupted is therefore increased by

@@ -2,11 +2,10 @@
  * The call stack of the calling thread. heap_profile.c calls this file within
  * malloc, and pprof.c outside it.
  *
- * On x86-64 the unwinder follows the unwind tables that every program and
- * library carries (cfi.h), and frame pointers in code without tables. On
- * aarch64 it follows frame pointers. It asks the kernel about each page of the
- * stack before it reads an address from that page. A broken stack therefore
- * gives a short trace, never a fault.
+ * The unwinder follows the unwind tables that every program and library carries
+ * (cfi.h), and frame pointers in code without tables. It asks the kernel about
+ * each page of the stack before it reads an address from that page. A broken
+ * stack therefore gives a short trace, never a fault.
  *
  * glibc 2.35 and later find the module of an address at any time, without a
  * lock (_dl_find_object). For other C libraries, unwind_learn_modules keeps a

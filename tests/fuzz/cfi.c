@@ -70,9 +70,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count) {
         .start = (uintptr_t)image, .end = (uintptr_t)image + size, .tables = (uintptr_t)image + skip};
     context.tables = module.tables;
     struct cfi_registers registers = {.in_signal = (detail & 1) != 0};
-    registers.of[CFI_RIP] = module.tables + (uintptr_t)(intptr_t)address;
-    registers.of[CFI_RSP] = STACK_START;
-    registers.of[CFI_RBP] = STACK_START + (uintptr_t)(intptr_t)frame;
+    registers.of[CFI_PC] = module.tables + (uintptr_t)(intptr_t)address;
+    registers.of[CFI_STACK] = STACK_START;
+    registers.of[CFI_FRAME] = STACK_START + (uintptr_t)(intptr_t)frame;
     for (int step = 0; step < MAX_STEPS; step++) {
         struct cfi_registers before = registers;
         if (cfi_step(&module, &registers, load, &context) != CFI_STEPPED) {

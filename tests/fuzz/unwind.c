@@ -62,9 +62,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count) {
     }
     struct input input = {bytes, count};
     struct cfi_registers registers = {0};
-    registers.of[CFI_RIP] = read_word(&input, stack);
-    registers.of[CFI_RSP] = read_word(&input, stack);
-    registers.of[CFI_RBP] = read_word(&input, stack);
+    registers.of[CFI_PC] = read_word(&input, stack);
+    registers.of[CFI_STACK] = read_word(&input, stack);
+    registers.of[CFI_FRAME] = read_word(&input, stack);
     registers.in_signal = (input_byte(&input) & 1) != 0;
     memset(stack, 0, STACK_BYTES);
     for (size_t at = 0; at + sizeof(uintptr_t) <= STACK_BYTES && input.left > 0; at += sizeof(uintptr_t)) {
@@ -73,13 +73,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count) {
     }
     uintptr_t known_page = 0;
     for (int i = 0; i < MAX_STEPS; i++) {
-        uintptr_t before = registers.of[CFI_RSP];
+        uintptr_t before = registers.of[CFI_STACK];
         bool in_signal = registers.in_signal;
         if (!step(&known_page, &registers)) {
             break;
         }
-        CHECK(registers.of[CFI_RIP] != 0);
-        CHECK(registers.of[CFI_RSP] > before || in_signal || registers.in_signal);
+        CHECK(registers.of[CFI_PC] != 0);
+        CHECK(registers.of[CFI_STACK] > before || in_signal || registers.in_signal);
     }
     return 0;
 }
