@@ -232,10 +232,10 @@ bool allocator_start(void) {
     bool first = !atomic_load_explicit(&calm_ready, memory_order_relaxed) && start();
     lock_release(&ready_lock);
     if (first) {
-        /* The handlers are registered as early as possible. Handlers that other
-         * code registers later run before the one here, which then takes all
-         * locks. A handler that was registered earlier runs while these locks
-         * are held, and may allocate nevertheless: see os/lock.h. */
+        /* Handlers that other code registers later run before the one here,
+         * which then takes all locks. In a static program a handler may have
+         * been registered earlier. It runs while these locks are held, and may
+         * allocate nevertheless: see os/lock.h and fork_order.c. */
         pthread_atfork(allocator_before_fork, allocator_after_fork_in_parent, allocator_after_fork_in_child);
         settings_apply_profile();
     }

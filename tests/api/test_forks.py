@@ -5,24 +5,14 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from api_helpers import GLIBC, LINKED, MODES, OURS, PRELOAD, STATIC, Programs, program, shared_library
+from api_helpers import GLIBC, LINKED, MODES, OURS, PRELOAD, STATIC, Programs
 
 
+@pytest.mark.parametrize(("case", "handled"), [("handlers", 104), ("handlers-fork", 208)])
 @pytest.mark.parametrize(("way", "mode"), [(GLIBC, ""), *itertools.product(OURS, MODES)])
-def test_handlers_that_allocate(programs: Programs, way: str, mode: str) -> None:
-    """Although they were registered before any constructor ran."""
-    assert programs.run(way, "forks", "handlers", options=mode)["handled"] >= 104
-
-
-@pytest.mark.parametrize(("case", "handled"), [("first-handlers", 104), ("nested", 208)])
-@pytest.mark.parametrize("mode", MODES)
-def test_handlers_that_allocate_inside_the_allocators(
-    programs: Programs, mode: str, case: str, handled: int
-) -> None:
-    """While all locks of the allocator are held."""
-    both = f"{shared_library()} {program('forks_first.so')}"
-    ran = programs.run(GLIBC, "forks", case, options=mode, LD_PRELOAD=both)
-    assert ran["handled"] >= handled
+def test_handlers_that_allocate(programs: Programs, way: str, mode: str, case: str, handled: int) -> None:
+    """Registered before any constructor ran: in a static program, they run while the heap is locked."""
+    assert programs.run(way, "forks", case, options=mode)["handled"] >= handled
 
 
 @pytest.mark.parametrize(("way", "mode"), [(GLIBC, ""), *itertools.product([PRELOAD, LINKED], MODES)])

@@ -98,7 +98,7 @@ def build(glibc: Glibc, folder: Path, name: str, *sources: Path) -> Path:
         "-fno-builtin-free",
     ]
     command += ["-nodefaultlibs", "-o", str(built), *map(str, sources)]
-    command += ["-Wl,--no-as-needed", *map(str, own), "-Wl,--as-needed", "-lgcc"]
+    command += ["-Wl,--no-as-needed", *map(str, own), "-Wl,--as-needed", "-l:libc_nonshared.a", "-lgcc"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return built
@@ -198,16 +198,32 @@ def test_calmalloc_needs_nothing_newer(glibc: Glibc) -> None:
         assert not lacks(glibc, library().with_name(name))
 
 
+def build_api(glibc: Glibc, folder: Path, name: str) -> Path:
+    """A program that the tests of the library's interface share."""
+    programs = REPOSITORY / "tests/api/programs"
+    return build(glibc, folder, f"api-{name}", programs / f"{name}.c", programs / "support.c")
+
+
+def preloaded(glibc: Glibc, name: str) -> list[str]:
+    loader = [str(glibc.loader), "--library-path", str(glibc.libraries)]
+    return [*loader, "--preload", str(library().with_name(name))]
+
+
+def test_fork_handlers_of_calmalloc(glibc: Glibc, folder: Path) -> None:
+    """Those that are registered before it starts run before its own, or a fork may wait forever."""
+    command = [*preloaded(glibc, "libcalmalloc.so"), str(build_api(glibc, folder, "forks")), "handlers-lock"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     "case",
     ["detached", "own-area", "unregistered", "unregistered-creator", "children vfork", "children clone"],
 )
 def test_threads_of_calmalloc(glibc: Glibc, folder: Path, case: str) -> None:
     """They have restartable sequences, whether the C library registers them or not."""
-    programs = REPOSITORY / "tests/api/programs"
-    children = build(glibc, folder, "children", programs / "children.c", programs / "support.c")
-    command = [str(glibc.loader), "--library-path", str(glibc.libraries)]
-    command += ["--preload", str(library().with_name("libcalmalloc.so")), str(children), *case.split()]
+    children = build_api(glibc, folder, "children")
+    command = [*preloaded(glibc, "libcalmalloc.so"), str(children), *case.split()]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     if case == "own-area":
@@ -218,14 +234,13 @@ def test_threads_of_calmalloc(glibc: Glibc, folder: Path, case: str) -> None:
 @pytest.mark.parametrize("name", ["libcalmalloc.so", "libptlbmalloc2.so"])
 def test_odd_arguments(glibc: Glibc, folder: Path, name: str) -> None:
     """As each C library answers them: from 2.38 on, aligned_alloc refuses what is no power of two."""
-    preloaded = library().with_name(name)
-    if lacks(glibc, preloaded):
+    if lacks(glibc, library().with_name(name)):
         pytest.skip(f"{name} was built for a newer glibc")
     odd = build(glibc, folder, "odd", Path(__file__).parent / "odd_arguments.c")
     loader = [str(glibc.loader), "--library-path", str(glibc.libraries)]
     outputs = [
-        subprocess.run([*loader, *preload, str(odd)], capture_output=True, text=True, check=True).stdout
-        for preload in ([], ["--preload", str(preloaded)])
+        subprocess.run([*command, str(odd)], capture_output=True, text=True, check=True).stdout
+        for command in (loader, preloaded(glibc, name))
     ]
     assert len(outputs[0].splitlines()) > 900
     assert outputs[1] == outputs[0]

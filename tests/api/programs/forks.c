@@ -35,11 +35,24 @@ static atomic_bool stop;
 
 /* ---- handlers that are registered before any constructor runs, even the allocator's ---- */
 
-enum { HANDLERS_NONE, HANDLERS_ALLOCATE, HANDLERS_LOCK };
+enum { HANDLERS_NONE, HANDLERS_ALLOCATE, HANDLERS_LOCK, HANDLERS_FORK };
 
 static int handlers_do;
 static _Atomic(uint64_t) handled;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+
+/* As a signal handler might. */
+static void fork_within(void) {
+    handlers_do = HANDLERS_ALLOCATE;
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        use_heap(0);
+        _exit(0);
+    }
+    check_child(child);
+    handlers_do = HANDLERS_FORK;
+}
 
 static void before_fork(void) {
     if (handlers_do == HANDLERS_LOCK) {
@@ -47,6 +60,9 @@ static void before_fork(void) {
     }
     if (handlers_do != HANDLERS_NONE) {
         use_heap(atomic_fetch_add(&handled, 1));
+    }
+    if (handlers_do == HANDLERS_FORK) {
+        fork_within();
     }
 }
 
@@ -110,26 +126,13 @@ static void fork_with_handlers(int handlers, const char *argument) {
     say("handled", atomic_load(&handled));
 }
 
-/* With handlers of a library of its own kind, which are registered before the allocator's: see forks_first.c.
- */
-static void first_handlers(const char *argument) {
-    uint64_t (*handled_first)(void) =
-        (uint64_t(*)(void))(uintptr_t)dlsym(RTLD_DEFAULT, "forks_first_handled");
-    CHECK(handled_first != NULL);
-    fork_with_handlers(HANDLERS_NONE, argument);
-    say("handled", handled_first());
-}
-
-/* Which fork, besides: one fork within another. */
-static void nested(const char *argument) {
-    void (*nest)(void) = (void (*)(void))(uintptr_t)dlsym(RTLD_DEFAULT, "forks_first_nest");
-    CHECK(nest != NULL);
-    nest();
-    first_handlers(argument);
-}
-
 static void handlers(const char *argument) {
     fork_with_handlers(HANDLERS_ALLOCATE, argument);
+}
+
+/* One fork within another. */
+static void handlers_fork(const char *argument) {
+    fork_with_handlers(HANDLERS_FORK, argument);
 }
 
 /* A lock that a thread holds while it allocates. */
@@ -332,8 +335,7 @@ static void cost(const char *argument) {
 int main(int argc, char **argv) {
     static const struct test_case cases[] = {
         {"handlers", handlers},
-        {"first-handlers", first_handlers},
-        {"nested", nested},
+        {"handlers-fork", handlers_fork},
         {"handlers-lock", handlers_lock},
         {"stdio", stdio},
         {"signals", signals},
