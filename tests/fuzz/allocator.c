@@ -86,6 +86,7 @@ static void keep_initial(void) {
         memcpy(&initial_options, &calm_options, sizeof calm_options);
         memcpy(&initial_settings, &calm_arenas.settings, sizeof initial_settings);
         clock_stop();
+        kernel_keep(false);
     }
 }
 

@@ -22,7 +22,7 @@ static size_t left = MACHINE_BYTES;
 /* Ranges that the code under test has mapped, guards included. */
 static struct mapped { uintptr_t start, end; } mapped[MAX_MAPPED];
 static size_t mapped_count;
-static bool keeps;
+static bool keeps = true; /* what constructors map */
 
 static void note_mapped(uintptr_t start, uintptr_t end) {
     if (start < end) {

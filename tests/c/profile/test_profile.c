@@ -139,10 +139,11 @@ static void test_unwinder(void) {
     void *prime[4];
     backtrace(prime, 4);
 
-    recurse(0);
+    /* A compiler may split the function in two, of which the second calls itself. */
+    CHECK(recurse(1) == 1);
     check_same(&found, 3, false);
     size_t base = found.our_count;
-    CHECK(recurse(30) == 30);
+    CHECK(recurse(31) == 31);
     check_same(&found, 30, false);
     CHECK_EQUAL(found.our_count, base + 30);
     CHECK(with_variable_frame(5000) == 4);
