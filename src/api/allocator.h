@@ -83,6 +83,9 @@ static inline __attribute__((always_inline)) void *allocate(size_t size) {
  * the first segment, including NULL. */
 static inline __attribute__((always_inline)) bool find_class(const void *block, uint32_t *size_class) {
     const struct page_map *map = &calm_arenas.map;
+#if defined(__aarch64__)
+    __asm__("" : "+r"(map)); /* or the compiler does not load words in pairs */
+#endif
     uintptr_t offset = (uintptr_t)block - map->base;
     /* The rotation moves the low bits of an unaligned pointer to the top. The
      * number is then far beyond the end. */
@@ -90,7 +93,11 @@ static inline __attribute__((always_inline)) bool find_class(const void *block, 
     if (__builtin_expect(quantum >= map->quanta, 0)) {
         return false;
     }
+#if defined(__aarch64__)
+    *size_class = map->first_classes[offset >> map->page_shift];
+#else /* `offset` would have to be copied */
     *size_class = map->first_classes[quantum >> (SPACE_PAGE_SHIFT(map) - SPACE_QUANTUM_SHIFT)];
+#endif
     return true;
 }
 

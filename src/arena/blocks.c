@@ -63,8 +63,9 @@ static bool prefaults_new_pages(const struct arenas *arenas) {
 }
 
 /* Writes to the page in which each block begins. The blocks belong to the
- * caller. */
-static void prefault_pages(const struct arenas *arenas, void *const *blocks, size_t count) {
+ * caller. If they are smaller than a page, the next block may begin in the page
+ * in which the last one ends, and no other page of it may be new. */
+static void prefault_pages(const struct arenas *arenas, void *const *blocks, size_t count, size_t bytes) {
     uintptr_t last = 0;
     for (size_t i = 0; i < count; i++) {
         uintptr_t page = (uintptr_t)blocks[i] >> page_shift(arenas);
@@ -72,6 +73,9 @@ static void prefault_pages(const struct arenas *arenas, void *const *blocks, siz
             *(volatile char *)blocks[i] = 0;
             last = page;
         }
+    }
+    if (bytes < page_bytes(arenas)) {
+        ((volatile char *)blocks[count - 1])[bytes - 1] = 0;
     }
 }
 
@@ -83,8 +87,8 @@ static size_t take_and_unlock(struct arenas *arenas, struct arena *arena, uint32
     size_t taken = heap_take_blocks(&arena->heap, size_class, blocks, count);
     bool prefaults = arena->heap.runs.faulted_pages != faulted && prefaults_new_pages(arenas);
     heap_unlock_and_check(arenas, arena);
-    if (prefaults) {
-        prefault_pages(arenas, blocks, taken);
+    if (prefaults && taken > 0) {
+        prefault_pages(arenas, blocks, taken, arena->heap.classes->of[size_class].size);
     }
     return taken;
 }

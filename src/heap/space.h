@@ -72,7 +72,7 @@ struct page_map {
     uintptr_t base;
     size_t quanta; /* the length of the range, in quanta; 0 if there is none */
     uint8_t *first_classes;
-    uint32_t page_shift;
+    uint64_t page_shift; /* a word, so that aarch64 loads it along with first_classes */
     uint32_t part_shift; /* binary logarithm of the bytes of a part */
     unsigned parts;      /* 0: the range belongs to one space */
 };
