@@ -11,7 +11,13 @@
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/auxv.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+
+#ifndef PR_SET_VMA
+#define PR_SET_VMA           0x53564d41
+#define PR_SET_VMA_ANON_NAME 0
+#endif
 
 #define PRIVATE_MEMORY (MAP_PRIVATE | MAP_ANONYMOUS)
 
@@ -71,6 +77,17 @@ static void decline_huge_pages(void *base, size_t bytes) {
     }
 }
 
+/* Shows the library's memory as [anon:calmalloc] in /proc/PID/maps and smaps,
+ * from Linux 5.17 on, if it was built with ANON_VMA_NAME. The guards have the
+ * name, too, because mappings with different names cannot merge. */
+static void name_range(void *base, size_t bytes) {
+    static _Atomic(bool) unsupported;
+    if (filters_now() != FILTERS_ADDED && !atomic_load_explicit(&unsupported, memory_order_relaxed) &&
+        os_syscall(SYS_prctl, PR_SET_VMA, PR_SET_VMA_ANON_NAME, base, bytes, "calmalloc") == -EINVAL) {
+        atomic_store_explicit(&unsupported, true, memory_order_relaxed);
+    }
+}
+
 /* The kernel unmaps an old range before it maps a new one in its place, so no
  * fence is needed. The counter is for ThreadSanitizer, which sees no system
  * call: by the counter, each vm_release happens before the next vm_reserve. */
@@ -87,6 +104,7 @@ static void *map_between_guards(size_t bytes) {
         return NULL;
     }
     atomic_fetch_add_explicit(&ranges_reserved, 1, memory_order_acquire);
+    name_range((void *)result, padded);
     return (char *)result + guard;
 }
 
@@ -195,6 +213,7 @@ bool vm_replace(void *base, size_t bytes) {
     if (is_error(os_syscall(SYS_mmap, base, bytes, rights, PRIVATE_MEMORY | MAP_NORESERVE | MAP_FIXED, -1))) {
         return false;
     }
+    name_range(base, bytes);
     decline_huge_pages(base, bytes);
     return !locks || (os_syscall(SYS_munlock, base, bytes) == 0 && make_writable(base, bytes));
 }

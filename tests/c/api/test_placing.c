@@ -428,7 +428,7 @@ static void test_machine_is_asked(void) {
     const struct colors *colors = &calm_arenas.of[0].heap.colors;
     void *ballast = calm_calloc(1, 1024 * MIB);
     CHECK_EQUAL(colors->count, 0);
-    unsigned char *block = obtain_dense(4 * MIB);
+    unsigned char *block = obtain_dense(huge == 0 ? 4 * MIB : 2 * huge);
     if (heap_large_span(&calm_arenas.of[0].heap, block)->huge) {
         struct colors expected;
         size_t outer = 0;

@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -68,8 +69,8 @@ static inline bool pages_can_move(void) {
     return moved != MAP_FAILED;
 }
 
-/* The number of mappings that a range overlaps. */
-static inline size_t count_mappings(const void *base, size_t bytes) {
+/* The number of mappings that a range overlaps, of those whose lines contain a text, or of all. */
+static inline size_t count_mappings_with(const void *base, size_t bytes, const char *text) {
     static char line[512];
     FILE *maps = fopen("/proc/self/maps", "re");
     CHECK(maps != NULL);
@@ -78,10 +79,15 @@ static inline size_t count_mappings(const void *base, size_t bytes) {
         char *end;
         uintptr_t first = strtoull(line, &end, 16);
         uintptr_t last = strtoull(end + 1, NULL, 16);
-        found += first < (uintptr_t)base + bytes && last > (uintptr_t)base;
+        bool overlaps = first < (uintptr_t)base + bytes && last > (uintptr_t)base;
+        found += overlaps && strstr(line, text) != NULL;
     }
     fclose(maps);
     return found;
+}
+
+static inline size_t count_mappings(const void *base, size_t bytes) {
+    return count_mappings_with(base, bytes, "");
 }
 
 #endif

@@ -7,10 +7,16 @@
 
 #include <errno.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 
 #include "check.h"
 #include "pages.h"
+
+#ifndef PR_SET_VMA
+#define PR_SET_VMA           0x53564d41
+#define PR_SET_VMA_ANON_NAME 0
+#endif
 
 #define MIB ((size_t)1 << 20)
 
@@ -180,9 +186,22 @@ static void test_move_across_mappings(void) {
     vm_release(base, 4 * bytes);
 }
 
+/* All of a range has the library's name, also what is replaced, where the kernel names ranges. */
+static void test_name(void) {
+    size_t bytes = 8 * page_size;
+    unsigned char *base = vm_reserve(bytes);
+    CHECK(base != NULL && vm_commit(base, bytes) && vm_replace(base + page_size, page_size));
+    bool names = prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, base, page_size, "calmalloc") == 0;
+    printf("ranges are named: %s\n", names ? "yes" : "no");
+    size_t named = count_mappings_with(base, bytes, "[anon:calmalloc]");
+    CHECK_EQUAL(named, names ? count_mappings(base, bytes) : 0);
+    vm_release(base, bytes);
+}
+
 int main(void) {
     page_size = (size_t)sysconf(_SC_PAGESIZE);
     test_reserve();
+    test_name();
     test_region();
     in_child(test_region_short_of_memory);
     in_child(test_address_space_limit);
