@@ -2,7 +2,6 @@
 
 #include <gnu/libc-version.h>
 #include <malloc.h>
-#include <sys/mman.h>
 
 #include "glibc_malloc.h"
 #include "glibc_proof.h"
@@ -33,19 +32,14 @@ static bool overcommits_strictly(void) {
 
 /* NULL if nothing stands against governing; then glibc_main_arena is set. */
 static const char *prepare(void) {
-    const char *why_not =
-        !glibc_layout_choose(gnu_get_libc_version()) ? "this version of glibc is not known"
-        : glibc_settings.huge_pages                  ? "glibc.malloc.hugetlb changes the layout of heaps"
-        : glibc_settings.tagging                     ? "glibc.mem.tagging changes the addresses of blocks"
-        : LOAD(&glibc_settings.trim_threshold) && LOAD(&glibc_settings.top_pad)
-            ? "trim_threshold and top_pad are set by the user"
-        : overcommits_strictly()
-            ? "under strict overcommit (vm.overcommit_memory=2) glibc gives address space back itself"
-            : glibc_prove_main_arena();
-    if (why_not == NULL && madvise(&state, sizeof state, MADV_WIPEONFORK) != 0) {
-        return "the kernel has no MADV_WIPEONFORK"; /* before Linux 4.14 */
-    }
-    return why_not;
+    return !glibc_layout_choose(gnu_get_libc_version()) ? "this version of glibc is not known"
+           : glibc_settings.huge_pages                  ? "glibc.malloc.hugetlb changes the layout of heaps"
+           : glibc_settings.tagging                     ? "glibc.mem.tagging changes the addresses of blocks"
+           : LOAD(&glibc_settings.trim_threshold) && LOAD(&glibc_settings.top_pad)
+               ? "trim_threshold and top_pad are set by the user"
+           : overcommits_strictly()
+               ? "under strict overcommit (vm.overcommit_memory=2) glibc gives address space back itself"
+               : glibc_prove_main_arena();
 }
 
 bool activation_start(void) {

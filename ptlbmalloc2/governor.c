@@ -178,6 +178,7 @@ static void before_fork(void) {
 
 /* A request was for the parent; the counters are wiped (state.h). */
 static void after_fork_in_child(void) {
+    state_after_fork();
     process_begin();
     control_cancel(&os_control);
 }
@@ -186,8 +187,11 @@ void governor_start(void) {
     glibc_settings_read();
     thresholds_start();
     process_begin();
+    state_start();
     if (activation_start()) {
         govern(false);
     }
-    pthread_atfork(before_fork, NULL, after_fork_in_child);
+    if (pthread_atfork(before_fork, NULL, after_fork_in_child) != 0) {
+        activation_end("no memory for fork handlers");
+    }
 }

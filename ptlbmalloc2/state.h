@@ -2,9 +2,13 @@
  * Everything of the library's that changes while it runs: counters, the records of the arenas, and what the
  * governor remembers from one check to the next.
  *
- * The kernel wipes it in a forked child (MADV_WIPEONFORK: activation.c). A child of a threaded parent thus
- * starts with no lock taken, no record and its own statistics, and records all arenas at its first check. All
- * zero is the valid initial state.
+ * The kernel wipes it in a forked child (MADV_WIPEONFORK). A child of a threaded parent thus starts with no
+ * lock taken, no record and its own statistics, and records all arenas at its first check. All zero is the
+ * valid initial state.
+ *
+ * gVisor's kernel has no such advice. There the fork handler wipes the state. Handlers that run earlier in
+ * the child find the parent's state. So does a child of _Fork or clone, for which no handler runs: if a
+ * thread of the parent held `busy`, that child never trims.
  */
 #ifndef PTLBMALLOC2_STATE_H
 #define PTLBMALLOC2_STATE_H
@@ -82,6 +86,12 @@ struct state {
 };
 
 extern struct state state;
+
+/* Called once, before the state changes. */
+void state_start(void);
+
+/* Called by the fork handler in the child. Preserves errno. */
+void state_after_fork(void);
 
 /* A sum of records may pass through a value below zero for an instant. */
 static inline size_t state_sum(_Atomic(size_t) *counter) {

@@ -44,8 +44,10 @@ def test_filter_that_kills(run: Run, run_plain: Run, how: str) -> None:
     assert_trimmed(run("filtered", how))
 
 
-def test_fork_under_load(run: Run) -> None:
-    ran = run("forks")
+@pytest.mark.parametrize("kernel", ["as-it-is", "without-wipe"])
+def test_fork_under_load(run: Run, kernel: str) -> None:
+    """By a kernel that wipes the library's state in a child, and by one that does not."""
+    ran = run("forks", kernel)
     assert_trimmed(ran)
     children = ran.lines[:-1]
     assert len(children) == 52

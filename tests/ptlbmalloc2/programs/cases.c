@@ -118,8 +118,12 @@ static void fork_or_allocate(size_t thread) {
     }
 }
 
-static void fork_under_load(const char *unused) {
-    (void)unused;
+static void fork_under_load(const char *kernel) {
+    if (strcmp(kernel, "without-wipe") == 0) {
+        deny_wipe_on_fork();
+        execl("/proc/self/exe", "cases", "forks", NULL);
+        CHECK(!"executed");
+    }
     run_threads(4, fork_or_allocate);
     fork_many(8);
 }

@@ -48,4 +48,7 @@ void check_accounting(void);
 /* Denies process_madvise(2) to this process from now on. Ends it with CANNOT where that is not allowed. */
 void deny_process_madvise(void);
 
+/* Likewise madvise(MADV_WIPEONFORK), with the error of a kernel that does not know it. */
+void deny_wipe_on_fork(void);
+
 #endif
