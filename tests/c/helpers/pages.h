@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -67,6 +68,20 @@ static inline bool pages_can_move(void) {
                          pages + page_size);
     munmap(pages, 2 * page_size);
     return moved != MAP_FAILED;
+}
+
+/* Whether RLIMIT_DATA counts private mappings. In gVisor it counts the program break only. */
+static inline bool data_limit_counts_mappings(void) {
+    struct rlimit before;
+    CHECK(getrlimit(RLIMIT_DATA, &before) == 0);
+    struct rlimit one_page = {page_size, before.rlim_max}; /* 0 may mean no limit, for valgrind */
+    CHECK(setrlimit(RLIMIT_DATA, &one_page) == 0);
+    void *page = mmap(NULL, page_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(setrlimit(RLIMIT_DATA, &before) == 0);
+    if (page != MAP_FAILED) {
+        munmap(page, page_size);
+    }
+    return page == MAP_FAILED;
 }
 
 /* The number of mappings that a range overlaps, of those whose lines contain a text, or of all. */
