@@ -18,7 +18,7 @@ static void test_pagemap(void) {
     int error = pagemap_frames("", pages, 3, frames);
     CHECK_EQUAL(pagemap_frames("/nowhere", pages, 3, frames), ENOENT);
     CHECK_EQUAL(errno, KEPT_ERRNO);
-    CHECK(error == 0 || error == EPERM);
+    CHECK(error == 0 || error == (has_pagemap() ? EPERM : ENOENT));
     if (error == 0) {
         CHECK_EQUAL(pagemap_frames("", pages, 3, frames), 0);
         CHECK(frames[0] != PAGEMAP_ABSENT && frames[2] != PAGEMAP_ABSENT && frames[0] != frames[2]);
@@ -80,17 +80,18 @@ static void test_moves_of_pages(void) {
     char *home = mmap(NULL, page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(pages != MAP_FAILED && home != MAP_FAILED);
     memset(pages, 7, 2 * page_bytes);
-    CHECK_EQUAL(page_mover_move(&mover, pages, home), 0);
-    CHECK_EQUAL(mover.mappings, 1);
-    CHECK(home[0] == 7 && home[page_bytes - 1] == 7);
+    size_t moved = pages_can_move() ? 1 : 0;
+    CHECK_EQUAL(page_mover_move(&mover, pages, home), moved == 1 ? 0 : ENOTSUP);
+    CHECK_EQUAL(mover.mappings, moved);
+    CHECK(home[0] == (moved == 1 ? 7 : 0) && home[page_bytes - 1] == home[0]);
     unsigned char resident[2];
     CHECK(mincore(pages, 2 * page_bytes, resident) == 0); /* ENOMEM, if a part is not mapped */
-    CHECK((resident[0] & 1) == 0 && (resident[1] & 1) == 1);
+    CHECK((resident[0] & 1) == 1 - moved && (resident[1] & 1) == 1);
     for (size_t i = 0; i < MAX_PAGE_MAPPINGS + 1; i++) {
         CHECK_EQUAL(page_mover_move(&mover, pages + 1, home), ENOTSUP); /* no page begins there */
     }
-    CHECK_EQUAL(mover.mappings, 1);
-    page_mappings_return(1);
+    CHECK_EQUAL(mover.mappings, moved);
+    page_mappings_return(moved);
     CHECK(munmap(pages, 2 * page_bytes) == 0 && munmap(home, page_bytes) == 0);
 }
 
