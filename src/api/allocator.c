@@ -98,8 +98,8 @@ static void cache_blocks(uint32_t size_class, void *const *blocks, size_t count)
     }
 }
 
-/* Called if the cache of the class is empty, or needs its lock. Takes a magazine
- * if it is empty, and returns one block. A program that needs a second magazine
+/* Called if the cache of the class has no block. Takes a magazine if that is
+ * still so, and returns one block. A program that needs a second magazine
  * of a class is no longer a small one. */
 static void *refill(uint32_t size_class) {
     requests_notice();
@@ -145,7 +145,23 @@ __attribute__((noinline)) static void *allocate_elsewhere(size_t size) {
     return sanitizer_is_there() ? __interceptor_malloc(size) : out_of_memory();
 }
 
+/* With locks, the fast paths serve only a program with one thread. In others,
+ * the slow paths begin here. */
+static bool pop_locked(size_t size, void **block) {
+    uint32_t size_class = class_for(size);
+    return size_class != 0 && fill_if(locked_pop(&calm_caches, size_class, block), block, size_class);
+}
+
+static bool push_locked(void *block) {
+    uint32_t size_class;
+    return find_class(block, &size_class) && size_class != 0 && locked_push(&calm_caches, size_class, block);
+}
+
 void *allocate_slow(size_t size) {
+    void *block;
+    if (pop_locked(size, &block)) {
+        return block;
+    }
     if (!allocator_ensure_started()) {
         return allocate_elsewhere(size);
     }
@@ -202,7 +218,7 @@ static void allocator_release(void *block) {
 }
 
 void release_slow(void *block) {
-    if (block == NULL) {
+    if (block == NULL || push_locked(block)) {
         return;
     }
     if (allocator_ensure_started()) {

@@ -23,6 +23,44 @@ static void locked_leave(struct lock *lock) {
     }
 }
 
+/* Acquires the lock of the caller's cache. Returns false in other modes, and for
+ * the only thread. */
+static inline __attribute__((always_inline)) bool enter_among_threads(const struct cpu_caches *caches,
+                                                                      struct lock **lock, char **words) {
+    /* By the acquire, the caller sees the rest of the instance, too. */
+    if (atomic_load_explicit(&caches->mode, memory_order_acquire) != CACHE_LOCKED ||
+        cpu_cache_is_single_threaded(caches)) {
+        return false;
+    }
+    unsigned number = thread_slot(caches->count);
+    *lock = &caches->states[number].lock;
+    *words = caches->base + ((size_t)number << CPU_CACHE_SHIFT);
+    lock_acquire(*lock);
+    return true;
+}
+
+bool locked_pop(const struct cpu_caches *caches, uint32_t size_class, void **popped) {
+    struct lock *lock;
+    char *words;
+    if (!enter_among_threads(caches, &lock, &words)) {
+        return false;
+    }
+    bool found = stack_pop(stack_of(words, size_class), popped);
+    lock_release(lock);
+    return found;
+}
+
+bool locked_push(const struct cpu_caches *caches, uint32_t size_class, void *block) {
+    struct lock *lock;
+    char *words;
+    if (!enter_among_threads(caches, &lock, &words)) {
+        return false;
+    }
+    bool fits = stack_push(stack_of(words, size_class), block);
+    lock_release(lock);
+    return fits;
+}
+
 size_t locked_pop_some(const struct cpu_caches *caches, uint32_t size_class, void **blocks, size_t count) {
     struct lock *lock;
     struct stack *stack = stack_of(locked_enter(caches, &lock), size_class);

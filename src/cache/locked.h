@@ -35,20 +35,12 @@ size_t locked_push_some(const struct cpu_caches *caches, uint32_t size_class, vo
  * cache. */
 bool locked_has_newest(const struct cpu_caches *caches, uint32_t size_class, const void *block);
 
-/* ---- one block, for the only thread ---- */
+/* ---- one block ---- */
 
-/* These functions access the words of the first cache like plain memory. The
- * empty assembly keeps the compiler from addressing the words by an index. */
-static inline __attribute__((always_inline)) struct stack *alone_stack(const struct cpu_caches *caches,
-                                                                       uint32_t size_class) {
-    struct stack *stack = stack_of(caches->base, size_class);
-    __asm__("" : "+r"(stack));
-    return stack;
-}
-
-static inline __attribute__((always_inline)) bool unlocked_pop(const struct cpu_caches *caches,
-                                                               uint32_t size_class, void **popped) {
-    struct stack *stack = alone_stack(caches, size_class);
+/* Pop and push a block. The caller is the only thread, or holds the lock.
+ * stack_push also returns false if the block is the newest in the cache, and so
+ * was freed before. */
+static inline __attribute__((always_inline)) bool stack_pop(struct stack *stack, void **popped) {
     void **top = atomic_load_explicit(&stack->top, memory_order_relaxed);
     uintptr_t not_bottom = atomic_load_explicit(&stack->not_bottom, memory_order_relaxed);
     uintptr_t above;
@@ -60,11 +52,7 @@ static inline __attribute__((always_inline)) bool unlocked_pop(const struct cpu_
     return true;
 }
 
-/* Also returns false if the block is the newest in the cache, and so was freed
- * before. */
-static inline __attribute__((always_inline)) bool unlocked_push(const struct cpu_caches *caches,
-                                                                uint32_t size_class, void *block) {
-    struct stack *stack = alone_stack(caches, size_class);
+static inline __attribute__((always_inline)) bool stack_push(struct stack *stack, void *block) {
     void **top = atomic_load_explicit(&stack->top, memory_order_relaxed);
     if (__builtin_expect(top >= atomic_load_explicit(&stack->end, memory_order_relaxed) || top[-1] == block,
                          0)) {
@@ -73,6 +61,32 @@ static inline __attribute__((always_inline)) bool unlocked_push(const struct cpu
     *top = block;
     atomic_store_explicit(&stack->top, top + 1, memory_order_relaxed);
     return true;
+}
+
+/* The same under the lock of the caller's cache. Return false also in other
+ * modes, and for the only thread. The slow paths of malloc and free call these
+ * functions first. */
+bool locked_pop(const struct cpu_caches *caches, uint32_t size_class, void **popped);
+bool locked_push(const struct cpu_caches *caches, uint32_t size_class, void *block);
+
+/* The same for the only thread. These functions access the words of the first
+ * cache like plain memory. The empty assembly keeps the compiler from
+ * addressing the words by an index. */
+static inline __attribute__((always_inline)) struct stack *alone_stack(const struct cpu_caches *caches,
+                                                                       uint32_t size_class) {
+    struct stack *stack = stack_of(caches->base, size_class);
+    __asm__("" : "+r"(stack));
+    return stack;
+}
+
+static inline __attribute__((always_inline)) bool unlocked_pop(const struct cpu_caches *caches,
+                                                               uint32_t size_class, void **popped) {
+    return stack_pop(alone_stack(caches, size_class), popped);
+}
+
+static inline __attribute__((always_inline)) bool unlocked_push(const struct cpu_caches *caches,
+                                                                uint32_t size_class, void *block) {
+    return stack_push(alone_stack(caches, size_class), block);
 }
 
 #endif

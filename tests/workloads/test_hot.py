@@ -17,6 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
+from callgrind import instructions_of_pair  # noqa: E402
 from lib import hot  # noqa: E402
 from lib.hit_path import Kinds, hit_path, is_straight, kinds, text  # noqa: E402
 
@@ -69,6 +70,13 @@ def test_instructions_of_a_lone_thread(loop: str) -> None:
     counted = hot.instructions(allocators.parse("calmalloc"), loop)
     assert counted is not None
     assert counted <= STEPS[loop]
+
+
+@x86_64
+def test_instructions_with_locks(tmp_path: Path) -> None:
+    """The same beside a second thread: each call takes the lock of a cache once. gcc 12 needs 183."""
+    environment = os.environ | {"LD_PRELOAD": str(LIBRARY)}
+    assert instructions_of_pair(BUILD / "pairs", 48, environment, tmp_path, beside=True) <= 190
 
 
 def test_loops_are_those_of_the_program() -> None:

@@ -668,6 +668,30 @@ static void check_newest_rseq(void) {
     check_room_of_others();
 }
 
+/* One block at a time, as among threads, and with a helper. */
+static void check_one_block_locked(void) {
+    void *block = NULL;
+    CHECK(!cpu_cache_is_single_threaded(&caches) ||
+          (!locked_push(&caches, 3, token(3)) && !locked_pop(&caches, 3, &block)));
+    cpu_caches_set_helper(&caches, true);
+    CHECK(!locked_push(&caches, 3, token(3)) && !locked_pop(&caches, 3, &block)); /* not open */
+    CHECK(cpu_cache_open(&caches, 3));
+    CHECK(!locked_pop(&caches, 3, &block));
+    CHECK(locked_push(&caches, 3, token(3)));
+    CHECK(!locked_push(&caches, 3, token(3))); /* freed before */
+    size_t pushed = 1;
+    while (locked_push(&caches, 3, token(pushed % 2 == 1 ? 4 : 3))) {
+        pushed++;
+    }
+    CHECK_EQUAL(pushed, classes.of[3].max_cached);
+    CHECK(!cpu_caches_are_held(&caches));
+    for (; pushed > 0; pushed--) {
+        CHECK(locked_pop(&caches, 3, &block) && block == token(pushed % 2 == 1 ? 3 : 4));
+    }
+    CHECK(!locked_pop(&caches, 3, &block) && !cpu_caches_are_held(&caches));
+    cpu_caches_set_helper(&caches, false);
+}
+
 static void check_stacks_locked(void) {
     CHECK(cpu_caches_init(&caches, &classes, (struct rseq_offsets){0}));
     cpu_caches_start(&caches, CACHE_LOCKED);
@@ -683,6 +707,7 @@ static void check_stacks_locked(void) {
         CHECK(!unlocked_pop(&caches, 3, &block));
     }
     check_room_of_others();
+    in_child(check_one_block_locked);
 }
 
 static void *hold_all_locks(void *unused) {
