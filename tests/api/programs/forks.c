@@ -37,7 +37,7 @@ static atomic_bool stop;
 
 enum { HANDLERS_NONE, HANDLERS_ALLOCATE, HANDLERS_LOCK, HANDLERS_FORK };
 
-static int handlers_do;
+static _Atomic(int) handlers_do;
 static _Atomic(uint64_t) handled;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
