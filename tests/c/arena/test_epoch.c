@@ -31,7 +31,7 @@ static void test_waves(void) {
             known = wave == 2 ? stats_now().purged : known;
         }
         CHECK_EQUAL(stats_now().purged, known);
-        CHECK(stats_now().dirty > (WAVE - 1) * WAVE_BYTES);
+        CHECK(stats_now().dirty > (WAVE - 1) * wave_bytes());
         size_t epochs = 0;
         for (; stats_now().dirty > 0; epochs++) {
             pass_epochs(1, 0);

@@ -54,7 +54,7 @@ static void test_fork_gives_back(void) {
     build();
     free_all();
     clock_await_sleep(&calm_arenas.helper.wakeup);
-    CHECK(stats_now().dirty > (WAVE - 1) * WAVE_BYTES);
+    CHECK(stats_now().dirty > (WAVE - 1) * wave_bytes());
     check_fork_gives_back();
 }
 
@@ -74,7 +74,7 @@ static void test_child_keeps_little(void) {
     build();
     free_all();
     clock_await_sleep(&calm_arenas.helper.wakeup);
-    CHECK(stats_now().dirty > (WAVE - 1) * WAVE_BYTES);
+    CHECK(stats_now().dirty > (WAVE - 1) * wave_bytes());
     forbid_fork_purges();
     pid_t child = fork();
     CHECK(child >= 0);
@@ -88,13 +88,13 @@ static void test_child_keeps_little(void) {
             free_all();
         }
         clock_await_sleep(&calm_arenas.helper.wakeup);
-        CHECK(stats_now().dirty > (WAVE - 1) * WAVE_BYTES);
+        CHECK(stats_now().dirty > (WAVE - 1) * wave_bytes());
         _exit(0);
     }
     int status;
     CHECK(waitpid(child, &status, 0) == child);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    CHECK(stats_now().dirty > (WAVE - 1) * WAVE_BYTES);
+    CHECK(stats_now().dirty > (WAVE - 1) * wave_bytes());
 }
 
 /* More forks within an epoch give nothing back: what the first one's cost is known at its end. */
@@ -103,7 +103,7 @@ static void test_fork_gives_back_once_an_epoch(void) {
         build();
         free_all();
         clock_await_sleep(&calm_arenas.helper.wakeup);
-        CHECK(stats_now().dirty > (WAVE - 1) * WAVE_BYTES);
+        CHECK(stats_now().dirty > (WAVE - 1) * wave_bytes());
         arena_shrink_for_fork(&calm_arenas);
         CHECK((stats_now().dirty > RETENTION_FOREGROUND_BYTES) == (fork_number == 1));
     }

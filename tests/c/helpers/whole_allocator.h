@@ -167,11 +167,16 @@ static inline unsigned epochs_to_end(void) {
     return epochs;
 }
 
-enum { WAVE = 400, WAVE_BYTES = 256 * 1024 };
+enum { WAVE = 400 };
+
+/* Of each block of a wave, which no cache keeps. */
+static inline size_t wave_bytes(void) {
+    return most(256 * KIB, uncached_bytes());
+}
 
 static inline void build(void) {
     for (size_t i = 0; i < WAVE; i++) {
-        blocks[i] = obtain(WAVE_BYTES);
+        blocks[i] = obtain(wave_bytes());
     }
 }
 
