@@ -129,13 +129,18 @@ static void test_depot(void) {
 static void test_pages_of_a_slab(void) {
     enum { BLOCKS = 400 };
     static char *blocks[BLOCKS];
-    const size_t apart = (size_t)sysconf(_SC_PAGESIZE) / 1024 * 4; /* so that pages between are free */
+    enum { APART = 16 }; /* so that pages between are free */
+    size_t bytes = (size_t)sysconf(_SC_PAGESIZE) / 4;
+    char in_use[64];
+    char in_slab[64];
+    snprintf(in_use, sizeof in_use, ": in use: a block of %zu", bytes);
+    snprintf(in_slab, sizeof in_slab, ": free, in its slab: a block of %zu bytes", bytes);
     quiet_start();
     for (size_t i = 0; i < BLOCKS; i++) {
-        blocks[i] = new_block(1024);
+        blocks[i] = new_block(bytes);
     }
     for (size_t i = 0; i < BLOCKS; i++) {
-        if (i % apart != 0) {
+        if (i % APART != 0) {
             calm_free(blocks[i]);
         }
     }
@@ -143,10 +148,10 @@ static void test_pages_of_a_slab(void) {
     char *clean = NULL;
     for (size_t i = 0; i < BLOCKS; i++) {
         const char *text = calm_debug_block(blocks[i]);
-        check_says(text, i % apart == 0 ? ": in use: a block of 1024" : ": free");
-        check_says(text, i % apart == 0 ? "dirty page" : "");
-        if (i % apart != 0 && strstr(text, "clean page") != NULL) {
-            check_says(text, ": free, in its slab: a block of 1024 bytes");
+        check_says(text, i % APART == 0 ? in_use : ": free");
+        check_says(text, i % APART == 0 ? "dirty page" : "");
+        if (i % APART != 0 && strstr(text, "clean page") != NULL) {
+            check_says(text, in_slab);
             clean = blocks[i];
         }
     }

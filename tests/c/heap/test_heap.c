@@ -157,7 +157,7 @@ static void *many[MANY];
 /* Pages one by one, so that it is descriptors, not pages, that run out; and then everything else is refused
  * or done without. */
 static void test_descriptors_run_out(void) {
-    CHECK(start_heap(8 * MIB));
+    CHECK(start_heap(2048 * page_size));
     bool zero;
     size_t count = 0;
     while (count < MANY &&

@@ -44,7 +44,7 @@ static void empty_descriptors(void) {
 
 static void test_idle_descriptors(void) {
     struct iovec ranges[8];
-    CHECK(start_heap((size_t)1 << 30));
+    CHECK(start_heap(((size_t)1 << 18) * page_size));
     CHECK_EQUAL(span_table_take_idle(&heap.space.spans, ranges, 8), 0);
     for (int round = 0; round < 4; round++) {
         fill_descriptors();

@@ -120,18 +120,18 @@ static void test_unused_client_caches_go_back(void) {
 /* A block of another size with the same queue waits until the queue's own is not wanted. */
 static void test_a_queue_changes_its_size(void) {
     set_up_serving(0);
-    call_for(0, 20);
+    call_for(0, 4);
     serve_all();
     struct held held;
-    CHECK(ask(0, &held, 0, 20));
+    CHECK(ask(0, &held, 0, 4));
     give_up(0, &held);
-    call_for(0, 20 + LARGE_QUEUES);
+    call_for(0, 4 + LARGE_QUEUES);
     serve_all();
     end_epoch();
-    call_for(0, 20 + LARGE_QUEUES);
-    call_for(0, 20 + LARGE_QUEUES);
+    call_for(0, 4 + LARGE_QUEUES);
+    call_for(0, 4 + LARGE_QUEUES);
     serve_all();
-    CHECK(ask(0, &held, 0, 20 + LARGE_QUEUES));
+    CHECK(ask(0, &held, 0, 4 + LARGE_QUEUES));
     give_up(0, &held);
     end();
 }

@@ -9,6 +9,7 @@
 
 #define PAGE     vm_page_size()
 #define HUGE     (2UL << 20)
+#define SOME     (HUGE / 8) /* whole pages of any size */
 #define MIB      (1UL << 20)
 #define KEEP_ALL (1UL << 30)
 
@@ -62,11 +63,11 @@ static void test_claims_end_with_the_heap(struct heap *heap) {
 
 /* No claim makes a huge page's place usable whole: its last page is left to glibc. */
 static void test_claims_stop_short_of_huge_pages(struct heap *heap) {
-    struct arena *arena = make_arena(heap, 64 * PAGE, 64 * PAGE);
-    CHECK(arena_claim(arena, KEEP_ALL, HUGE) == HUGE - PAGE - 64 * PAGE);
+    struct arena *arena = make_arena(heap, SOME, SOME);
+    CHECK(arena_claim(arena, KEEP_ALL, HUGE) == HUGE - PAGE - SOME);
     CHECK(heap->mprotect_size == HUGE - PAGE);
     CHECK(arena_claim(arena, KEEP_ALL, HUGE) == 0);
-    arena = make_arena(heap, 64 * PAGE, HUGE);
+    arena = make_arena(heap, SOME, HUGE);
     CHECK(arena_claim(arena, KEEP_ALL, HUGE) == HUGE - PAGE);
 }
 
