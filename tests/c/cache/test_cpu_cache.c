@@ -672,23 +672,23 @@ static void check_newest_rseq(void) {
 static void check_one_block_locked(void) {
     void *block = NULL;
     CHECK(!cpu_cache_is_single_threaded(&caches) ||
-          (!locked_push(&caches, 3, token(3)) && !locked_pop(&caches, 3, &block)));
+          (!locked_push(&caches, 7, token(7)) && !locked_pop(&caches, 7, &block)));
     cpu_caches_set_helper(&caches, true);
-    CHECK(!locked_push(&caches, 3, token(3)) && !locked_pop(&caches, 3, &block)); /* not open */
-    CHECK(cpu_cache_open(&caches, 3));
-    CHECK(!locked_pop(&caches, 3, &block));
-    CHECK(locked_push(&caches, 3, token(3)));
-    CHECK(!locked_push(&caches, 3, token(3))); /* freed before */
+    CHECK(!locked_push(&caches, 7, token(7)) && !locked_pop(&caches, 7, &block)); /* not open */
+    CHECK(cpu_cache_open(&caches, 7));
+    CHECK(!locked_pop(&caches, 7, &block));
+    CHECK(locked_push(&caches, 7, token(7)));
+    CHECK(!locked_push(&caches, 7, token(7))); /* freed before */
     size_t pushed = 1;
-    while (locked_push(&caches, 3, token(pushed % 2 == 1 ? 4 : 3))) {
+    while (locked_push(&caches, 7, token(pushed % 2 == 1 ? 4 : 7))) {
         pushed++;
     }
-    CHECK_EQUAL(pushed, classes.of[3].max_cached);
+    CHECK_EQUAL(pushed, classes.of[7].max_cached);
     CHECK(!cpu_caches_are_held(&caches));
     for (; pushed > 0; pushed--) {
-        CHECK(locked_pop(&caches, 3, &block) && block == token(pushed % 2 == 1 ? 3 : 4));
+        CHECK(locked_pop(&caches, 7, &block) && block == token(pushed % 2 == 1 ? 7 : 4));
     }
-    CHECK(!locked_pop(&caches, 3, &block) && !cpu_caches_are_held(&caches));
+    CHECK(!locked_pop(&caches, 7, &block) && !cpu_caches_are_held(&caches));
     cpu_caches_set_helper(&caches, false);
 }
 
