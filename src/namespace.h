@@ -404,6 +404,7 @@
 #pragma redefine_extname update_terms calmalloc_update_terms
 #pragma redefine_extname usable_size calmalloc_usable_size
 #pragma redefine_extname vm_can_map calmalloc_vm_can_map
+#pragma redefine_extname vm_can_merge_replaced calmalloc_vm_can_merge_replaced
 #pragma redefine_extname vm_commit calmalloc_vm_commit
 #pragma redefine_extname vm_commit_next calmalloc_vm_commit_next
 #pragma redefine_extname vm_decommit calmalloc_vm_decommit

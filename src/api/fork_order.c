@@ -13,6 +13,8 @@
 #include "api/instance.h"
 #include "api/next.h"
 
+#include <errno.h>
+
 typedef void handler(void);
 typedef int register_handlers(handler *before, handler *parent, handler *child, void *object);
 
@@ -22,7 +24,8 @@ __attribute__((visibility("default"))) register_handlers __register_atfork;
 int __register_atfork(handler *before, handler *parent, handler *child, void *object) {
     static _Atomic(any_function) next;
     allocator_ensure_started();
-    return ((register_handlers *)next_of(&next, "__register_atfork"))(before, parent, child, object);
+    register_handlers *registers = (register_handlers *)next_of(&next, "__register_atfork");
+    return registers == NULL ? ENOMEM : registers(before, parent, child, object);
 }
 
 #endif

@@ -233,8 +233,8 @@ bool allocator_start(void) {
     lock_release(&ready_lock);
     if (first) {
         /* Handlers that other code registers later run before the one here,
-         * which then takes all locks. In a static program a handler may have
-         * been registered earlier. It runs while these locks are held, and may
+         * which then takes all locks. In a program that is linked with the
+         * archive, a handler may have been registered earlier. It runs while these locks are held, and may
          * allocate nevertheless: see os/lock.h and fork_order.c. */
         pthread_atfork(allocator_before_fork, allocator_after_fork_in_parent, allocator_after_fork_in_child);
         settings_apply_profile();

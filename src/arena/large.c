@@ -224,7 +224,7 @@ void *arena_resize_large(struct arenas *arenas, void *block, size_t pages) {
     calm_assert(span->state == SPAN_LARGE && pages > 0, span->page, span->state);
     bool resized = heap_resize_large(&arena->heap, span, pages);
     bool may_move = !resized && pages > held && held * page_bytes(arenas) >= MIN_MOVE_BYTES &&
-                    heap_may_move(&arena->heap);
+                    heap_may_move(&arena->heap) && vm_can_merge_replaced();
     bool zero;
     char *to_base = may_move ? heap_take_large(&arena->heap, pages, 1, RUN_FOR_MOVE, false, &zero) : NULL;
     heap_unlock_and_check(arenas, arena);

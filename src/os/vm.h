@@ -84,6 +84,10 @@ bool vm_move_pages(void *from, void *to, size_t bytes);
  * locks, policies and access rights. */
 bool vm_replace(void *base, size_t bytes);
 
+/* Returns whether it can merge. Not if the neighbours have the library's name,
+ * and a filter that the program added forbids the call that gives a name. */
+bool vm_can_merge_replaced(void);
+
 /* Notes whether mlockall locks new mappings of the process from now on.
  * vm_replace unlocks them. */
 void vm_note_locked_mappings(bool locked);

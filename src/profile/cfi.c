@@ -381,7 +381,7 @@ static bool evaluate(const struct frame *frame, uintptr_t expression, const uint
         uintptr_t *last = &operands[top - 1];
         if (code >= 0x30 && code <= 0x4f) { /* lit0 to lit31 */
             operands[top++] = code - 0x30;
-        } else if (code >= 0x70 && code < 0x70 + CFI_PC) { /* breg0 and so on */
+        } else if (code >= 0x70 && code <= 0x70 + CFI_LAST) { /* breg0 and so on */
             operands[top++] = frame->registers->of[code - 0x70] + read_leb(&reader, SIGNED);
         } else if (code >= 0x08 && code <= 0x0f) { /* const1u, const1s, const2u to const8s */
             operands[top++] = read_bytes(&reader, (size_t)1 << (code - 0x08) / 2, code % 2 != 0);

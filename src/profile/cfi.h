@@ -15,11 +15,12 @@
 
 /* DWARF's numbers of registers. CFI_RETURN holds a function's return address,
  * and CFI_PC the address of the instruction: on x86-64 one number for both, on
- * aarch64 the link register and one that only this library numbers. */
+ * aarch64 the link register and one that only this library numbers. CFI_LAST is
+ * the last one that tables name. */
 #if defined(__aarch64__)
-enum { CFI_FRAME = 29, CFI_RETURN = 30, CFI_STACK = 31, CFI_PC = 32, CFI_REGISTERS = 33 };
+enum { CFI_FRAME = 29, CFI_RETURN = 30, CFI_STACK = 31, CFI_LAST = 31, CFI_PC = 32, CFI_REGISTERS = 33 };
 #else
-enum { CFI_FRAME = 6, CFI_STACK = 7, CFI_RETURN = 16, CFI_PC = 16, CFI_REGISTERS = 17 };
+enum { CFI_FRAME = 6, CFI_STACK = 7, CFI_RETURN = 16, CFI_LAST = 16, CFI_PC = 16, CFI_REGISTERS = 17 };
 #endif
 
 struct cfi_registers {

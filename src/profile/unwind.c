@@ -187,7 +187,8 @@ static uintptr_t plain_address(uintptr_t address) {
 static bool step_out_of_signal(uintptr_t *known_page, struct cfi_registers *registers) {
     static const uint32_t code[] = {0xd2801168, 0xd4000001};
     const uint32_t *at = (const uint32_t *)registers->of[CFI_PC];
-    if (registers->stack_is_least || registers->of[CFI_PC] % sizeof *at != 0) {
+    if (registers->stack_is_least || registers->of[CFI_PC] < 4096 ||
+        registers->of[CFI_PC] % sizeof *at != 0) {
         return false;
     }
     for (size_t i = 0; i < 2; i++) {
@@ -211,7 +212,7 @@ static bool step_out_of_signal(uintptr_t *known_page, struct cfi_registers *regi
         return false;
     }
     *registers = caller;
-    return true;
+    return caller.of[CFI_PC] != 0;
 }
 
 #else

@@ -3,6 +3,7 @@
 
 #include "os/address_range.h"
 #include "os/file.h"
+#include "os/filters.h"
 #include "os/syscall.h"
 
 #include <errno.h>
@@ -211,13 +212,16 @@ static void test_name(void) {
     printf("ranges are named: %s\n", names ? "yes" : "no");
     size_t named = count_mappings_with(base, bytes, "[anon:calmalloc]");
     CHECK_EQUAL(named, names ? count_mappings(base, bytes) : 0);
+    CHECK(vm_can_merge_replaced());
+    filters_set(FILTERS_ADDED); /* from then on nothing is named */
+    CHECK_EQUAL(vm_can_merge_replaced(), !names);
     vm_release(base, bytes);
 }
 
 int main(void) {
     page_size = (size_t)sysconf(_SC_PAGESIZE);
     test_reserve();
-    test_name();
+    in_child(test_name);
     test_region();
     if (data_limit_counts_mappings()) {
         in_child(test_region_short_of_memory);

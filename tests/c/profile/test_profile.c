@@ -177,6 +177,31 @@ static void test_unwinder(void) {
 }
 
 #if defined(__x86_64__)
+/* Calls unwind_here with the rule that linkers write for their stubs: the frame begins 8 bytes above the
+ * stack pointer, and 8 more from the eleventh byte of each 16 on. */
+__asm__(".text\n"
+        ".balign 16\n"
+        ".globl call_as_stub\n"
+        ".type call_as_stub, @function\n"
+        "call_as_stub:\n\t"
+        ".cfi_startproc\n\t"
+        ".cfi_escape 0x0f, 11, 0x77, 8, 0x80, 0, 0x3f, 0x1a, 0x3b, 0x2a, 0x33, 0x24, 0x22\n\t"
+        "pushq %rdi\n\t"
+        ".byte 0x0f, 0x1f, 0x44, 0, 0\n\t"
+        "call unwind_here\n\t" /* returns to the eleventh byte */
+        "popq %rdi\n\t"
+        "ret\n\t"
+        ".cfi_endproc\n"
+        ".size call_as_stub, . - call_as_stub\n");
+size_t call_as_stub(uintptr_t *addresses, size_t most);
+
+static void test_stub(void) {
+    uintptr_t direct[DEEP], by_stub[DEEP];
+    size_t count = unwind_here(direct, DEEP);
+    CHECK_EQUAL(call_as_stub(by_stub, DEEP), count + 1);
+    CHECK(memcmp(&by_stub[2], &direct[1], (count - 1) * sizeof *direct) == 0);
+}
+
 /* Calls unwind_here without tables that tell of it, with a frame pointer of the test's choice. */
 __asm__(".text\n"
         ".globl call_astray\n"
@@ -668,6 +693,7 @@ int main(void) {
         test_weights();
         test_gaps();
         test_unwinder();
+        test_stub();
         test_astray();
         test_table_and_file();
         test_lifetimes();
