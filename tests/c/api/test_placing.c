@@ -85,7 +85,7 @@ static void test_default(void) {
     CHECK(calm_set("test_placement", "huge") == -1 && errno == EINVAL);
     set("test_placement", "off");
     for (int i = 0; i < 100; i++) {
-        CHECK_EQUAL(start_of(obtain(40 * KIB + draw() % MIB)), 0);
+        CHECK_EQUAL(start_of(obtain(10 * page_size + draw() % MIB)), 0);
     }
 }
 
@@ -164,8 +164,8 @@ static void test_lines_of_the_machine(void) {
     }
     CHECK_EQUAL(times_asked, 1);
     /* Less room than its line has costs a page. */
-    CHECK_EQUAL(cost_of("lines", MIB - LINE), MIB + page_size);
-    CHECK_EQUAL(cost_of("lines", MIB - 128), MIB);
+    CHECK_EQUAL(cost_of("lines", 32 * page_size - LINE), 33 * page_size);
+    CHECK_EQUAL(cost_of("lines", 32 * page_size - 128), 32 * page_size);
 }
 
 /* Each byte is as the one before it. */
@@ -182,7 +182,7 @@ static void test_contents(void) {
     for (int round = 0; round < 6000; round++) {
         set("test_placement", modes[draw() % 4]);
         size_t i = draw() % BLOCKS;
-        size_t size = 33 * KIB + draw() % (draw() % 20 == 0 ? 2 * MIB : 200 * KIB);
+        size_t size = 8 * page_size + KIB + draw() % (draw() % 20 == 0 ? 2 * MIB : 50 * page_size);
         if (blocks[i] == NULL) {
             unsigned how = draw() % 4;
             size_t alignment = (size_t)16 << draw() % 18;
@@ -227,9 +227,9 @@ static void test_moves(void) {
     set("test_placement", "lines");
     uint64_t moves = stats_now().large_moves;
     for (int i = 0; i < 50; i++) {
-        size_t size = 300 * KIB + draw() % MIB;
+        size_t size = 75 * page_size + draw() % MIB;
         unsigned char *block = obtain(size);
-        void *wall = obtain(64 * KIB); /* behind it, so that it cannot stay */
+        void *wall = obtain(16 * page_size); /* behind it, so that it cannot stay */
         memset(block, 77, size);
         size_t start = start_of(block);
         block = calm_realloc(block, 4 * size);
