@@ -77,11 +77,11 @@ static void decline_huge_pages(void *base, size_t bytes) {
     }
 }
 
+static _Atomic(bool) has_no_names; /* the kernel */
+
 /* Shows the library's memory as [anon:calmalloc] in /proc/PID/maps and smaps,
  * from Linux 5.17 on, if it was built with ANON_VMA_NAME. The guards have the
  * name, too, because mappings with different names cannot merge. */
-static _Atomic(bool) has_no_names;
-
 static void name_range(void *base, size_t bytes) {
     if (filters_now() != FILTERS_ADDED && !atomic_load_explicit(&has_no_names, memory_order_relaxed) &&
         os_syscall(SYS_prctl, PR_SET_VMA, PR_SET_VMA_ANON_NAME, base, bytes, "calmalloc") != 0) {

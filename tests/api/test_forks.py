@@ -11,7 +11,7 @@ from api_helpers import GLIBC, LINKED, MODES, OURS, PRELOAD, STATIC, Programs
 @pytest.mark.parametrize(("case", "handled"), [("handlers", 104), ("handlers-fork", 208)])
 @pytest.mark.parametrize(("way", "mode"), [(GLIBC, ""), *itertools.product(OURS, MODES)])
 def test_handlers_that_allocate(programs: Programs, way: str, mode: str, case: str, handled: int) -> None:
-    """Registered before any constructor ran: in a static program, they run while the heap is locked."""
+    """Registered before any constructor ran. For those inside the locks, see test_fork_order.c."""
     assert programs.run(way, "forks", case, options=mode)["handled"] >= handled
 
 
