@@ -21,10 +21,6 @@
 /* glibc 2.32 and later define it. */
 extern char __libc_single_threaded __attribute__((weak));
 
-static bool is_open(const struct cpu_cache_state *state) {
-    return atomic_load_explicit(&state->open, memory_order_relaxed);
-}
-
 static int mode_of(const struct cpu_caches *caches) {
     return atomic_load_explicit(&caches->mode, memory_order_relaxed);
 }
@@ -70,6 +66,7 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
         return false;
     }
     caches->base = words_of_all + CLOSED_CACHES * CPU_CACHE_BYTES;
+    lock_set_rank(&caches->opening, LOCK_CPU_CACHE);
     for (unsigned number = 0; number < usable(caches); number++) {
         lock_set_rank(&caches->states[number].lock, LOCK_CPU_CACHE);
     }
@@ -123,7 +120,7 @@ void cpu_caches_limit(struct cpu_caches *caches) {
 size_t cpu_caches_max_blocks(const struct cpu_caches *caches, size_t *bytes) {
     size_t open = 0;
     for (unsigned number = 0; number < usable(caches); number++) {
-        open += is_open(&caches->states[number]);
+        open += cpu_cache_is_open(&caches->states[number]);
     }
     size_t blocks = 0;
     *bytes = MAX_GROWN_BYTES * open;
@@ -140,7 +137,8 @@ size_t cpu_caches_blocks(const struct cpu_caches *caches, size_t *bytes) {
     *bytes = 0;
     for (unsigned number = 0; number < usable(caches); number++) {
         const struct cpu_cache_state *state = &caches->states[number];
-        for (uint32_t size_class = 1; is_open(state) && size_class < caches->classes->count; ++size_class) {
+        for (uint32_t size_class = 1; cpu_cache_is_open(state) && size_class < caches->classes->count;
+             ++size_class) {
             const struct size_class *of = &caches->classes->of[size_class];
             const struct stack *stack = stack_of(cpu_cache_words(caches, state), size_class);
             /* While the stack moves, one of the two words may be new and the
@@ -260,24 +258,30 @@ static void reopen_stacks(const struct cpu_caches *caches, struct cpu_cache_stat
     }
 }
 
+/* Opens a cache, unless another thread opens one, or forks. Returns whether the
+ * cache is open. The function does not wait: the caller may be a fork handler
+ * that runs while the fork holds all locks but those of closed caches. */
+static bool open_cache(struct cpu_caches *caches, struct cpu_cache_state *state) {
+    if (!cpu_cache_is_open(state) && lock_try(&caches->opening)) {
+        if (!cpu_cache_is_open(state) && vm_commit(cpu_cache_words(caches, state), CPU_CACHE_BYTES)) {
+            take_room(state);
+            atomic_store_explicit(&state->open, true, memory_order_release);
+        }
+        lock_release(&caches->opening);
+    }
+    return cpu_cache_is_open(state);
+}
+
 bool cpu_cache_open(struct cpu_caches *caches, uint32_t size_class) {
     calm_assert(size_class > 0 && size_class < caches->classes->count, size_class);
     struct cpu_cache_state *state = mode_of(caches) == CACHE_OFF ? NULL : own_state_registered(caches);
-    if (state == NULL) {
-        return false;
-    }
-    char *cache = cpu_cache_words(caches, state);
-    struct stack *stack = stack_of(cache, size_class);
-    if (is_open(state) && cpu_cache_start(state, size_class) != 0) {
+    if (state == NULL || !open_cache(caches, state) || cpu_cache_start(state, size_class) != 0) {
         return false; /* a flush may have closed the stack; the caller then bypasses it */
     }
     lock_acquire(&state->lock);
-    if (!is_open(state) && vm_commit(cache, CPU_CACHE_BYTES)) {
-        take_room(state);
-        atomic_store_explicit(&state->open, true, memory_order_relaxed);
-    }
-    bool opens = is_open(state) && state->start[size_class] == 0;
+    bool opens = state->start[size_class] == 0;
     if (opens) {
+        struct stack *stack = stack_of(cpu_cache_words(caches, state), size_class);
         size_t room = caches->classes->of[size_class].max_cached;
         give_room(caches, state, size_class, room);
         void **start = start_of(caches, state, size_class);
@@ -485,7 +489,7 @@ void cpu_cache_flush(struct cpu_caches *caches, unsigned number, bool only_if_id
     calm_assert(number < caches->count && put != NULL, number, caches->count);
     struct cpu_cache_state *state = &caches->states[number];
     char *cache = cpu_cache_words(caches, state);
-    if (!is_open(state)) {
+    if (!cpu_cache_is_open(state)) {
         return;
     }
     lock_acquire(&state->lock);
@@ -519,8 +523,9 @@ bool cpu_caches_are_held(const struct cpu_caches *caches) {
 }
 
 void cpu_caches_before_fork(struct cpu_caches *caches, bool waits) {
+    lock_acquire_for_fork(&caches->opening, waits);
     for (unsigned number = 0; number < usable(caches); number++) {
-        if (is_open(&caches->states[number])) {
+        if (cpu_cache_is_open(&caches->states[number])) {
             lock_acquire_for_fork(&caches->states[number].lock, waits);
         }
     }
@@ -532,9 +537,13 @@ void cpu_caches_after_fork(struct cpu_caches *caches, bool child) {
         lock_release_after_fork(&state->lock);
         /* A cache that is not open is closed already, and its memory may be
          * read-only. */
-        if (child && lock_reset_in_child(&state->lock) && is_open(state)) {
+        if (child && lock_reset_in_child(&state->lock) && cpu_cache_is_open(state)) {
             close_stacks(caches, cpu_cache_words(caches, state));
             atomic_store_explicit(&state->open, false, memory_order_relaxed);
         }
+    }
+    lock_release_after_fork(&caches->opening);
+    if (child) {
+        lock_reset_in_child(&caches->opening);
     }
 }

@@ -140,9 +140,10 @@ void cpu_cache_flush(struct cpu_caches *caches, unsigned number, bool only_if_id
 
 /*
  * The forking thread calls these around fork. They hold the locks of all open
- * caches, except those that the fork may not wait for. If another thread held
- * the lock of a cache, it was about to open, flush or change the cache. The
- * cache is therefore empty in the child, and is opened again.
+ * caches, except those that the fork may not wait for, and no cache is opened
+ * meanwhile. If another thread held the lock of a cache, it was about to flush
+ * or change the cache. The cache is therefore empty in the child, and is opened
+ * again.
  */
 void cpu_caches_before_fork(struct cpu_caches *caches, bool waits);
 void cpu_caches_after_fork(struct cpu_caches *caches, bool child);

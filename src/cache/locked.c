@@ -6,10 +6,14 @@
 #include <string.h>
 
 /* Returns the words of the caller's cache, which no other thread changes before
- * locked_leave. */
+ * locked_leave. While it is closed, they are those of a cache that always is:
+ * a fork does not hold the lock of a closed cache. */
 static char *locked_enter(const struct cpu_caches *caches, struct lock **lock) {
     struct cpu_cache_state *state = &caches->states[locked_number(caches)];
     *lock = NULL;
+    if (!cpu_cache_is_open(state)) {
+        return caches->base - CPU_CACHE_BYTES;
+    }
     if (!cpu_cache_is_single_threaded(caches)) {
         *lock = &state->lock;
         lock_acquire(*lock);
@@ -23,8 +27,8 @@ static void locked_leave(struct lock *lock) {
     }
 }
 
-/* Acquires the lock of the caller's cache. Returns false in other modes, and for
- * the only thread. */
+/* Acquires the lock of the caller's cache. Returns false in other modes, for the
+ * only thread, and while the cache is closed. */
 static inline __attribute__((always_inline)) bool enter_among_threads(const struct cpu_caches *caches,
                                                                       struct lock **lock, char **words) {
     /* By the acquire, the caller sees the rest of the instance, too. */
@@ -32,9 +36,12 @@ static inline __attribute__((always_inline)) bool enter_among_threads(const stru
         cpu_cache_is_single_threaded(caches)) {
         return false;
     }
-    unsigned number = thread_slot(caches->count);
-    *lock = &caches->states[number].lock;
-    *words = caches->base + ((size_t)number << CPU_CACHE_SHIFT);
+    struct cpu_cache_state *state = &caches->states[thread_slot(caches->count)];
+    if (!cpu_cache_is_open(state)) {
+        return false;
+    }
+    *lock = &state->lock;
+    *words = cpu_cache_words(caches, state);
     lock_acquire(*lock);
     return true;
 }

@@ -78,11 +78,11 @@ struct stack {
 
 /* The state of a cache, apart from its words. */
 struct cpu_cache_state {
-    /* A thread holds it while it opens, closes or flushes the cache, and while
-     * it lets a stack grow. In CACHE_LOCKED, each operation on the cache holds
-     * it, too. */
+    /* A thread holds it while it gives a stack room, lets it grow, or flushes
+     * the cache. In CACHE_LOCKED, each operation on the cache holds it, too.
+     * While the cache is closed, no thread waits for it. */
     _Alignas(64) struct lock lock;
-    _Atomic(bool) open;
+    _Atomic(bool) open;   /* stays true, except in a forked child */
     uint64_t digest;      /* of the tops, at the last check */
     unsigned idle_checks; /* consecutive checks that found the same digest */
     struct turns turns[SIZE_CLASSES];
@@ -111,6 +111,7 @@ struct cpu_caches {
     _Atomic(bool) limited; /* cpu_caches_limit has released the caches that have no CPU */
     const struct size_classes *classes;
     struct cpu_cache_state *states;
+    struct lock opening; /* a thread holds it while it opens a cache */
     _Atomic(uint64_t) flushes;
     uint64_t lock_reason; /* enum cache_lock_reason */
 };
@@ -127,6 +128,11 @@ static inline bool cpu_cache_is_rseq(const struct cpu_caches *caches) {
 /* Returns the words of a cache. */
 static inline char *cpu_cache_words(const struct cpu_caches *caches, const struct cpu_cache_state *state) {
     return caches->base + ((size_t)(state - caches->states) << CPU_CACHE_SHIFT);
+}
+
+/* If it returns true, the caller also sees the rest of the state. */
+static inline bool cpu_cache_is_open(const struct cpu_cache_state *state) {
+    return atomic_load_explicit(&state->open, memory_order_acquire);
 }
 
 /* Returns the number of the first word of a class's stack, or 0 if it has no

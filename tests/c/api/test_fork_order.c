@@ -3,10 +3,8 @@
 
 #include "api/instance.h"
 #include "arena/arena.h"
-#include "os/cpus.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -78,9 +76,7 @@ static void *use_until_stopped(void *unused) {
 int main(void) {
     pthread_t thread;
     CHECK(calm_set("background", "off") == 0); /* ThreadSanitizer allows no threads in a child */
-    CHECK(cpu_pin((unsigned)sched_getcpu()));  /* a fork holds the locks of the caches that are in use */
     CHECK(pthread_create(&thread, NULL, use_until_stopped, NULL) == 0);
-    use_heap(); /* with locks, the cache is another one than while this thread was alone */
     for (unsigned i = 0; i < FORKS; i++) {
         forks_within = i % 2 != 0;
         fork_once();
