@@ -30,13 +30,11 @@ static unsigned usable(const struct cpu_caches *caches) {
     return caches->states == NULL ? 0 : caches->count;
 }
 
-bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *classes,
-                     struct rseq_offsets rseq) {
+bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *classes) {
     if (&__libc_single_threaded != NULL) {
         thread_single = &__libc_single_threaded;
     }
     caches->classes = classes;
-    caches->rseq = rseq;
     size_t limit = vm_limit_bytes();
     size_t max_count = size_minus(limit / LIMIT_DIVISOR / CPU_CACHE_BYTES, CLOSED_CACHES);
     caches->count = limit == SIZE_MAX ? cpus_possible() : cpus_listed(); /* cpus_listed reads files */
@@ -66,21 +64,23 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
         return false;
     }
     caches->base = words_of_all + CLOSED_CACHES * CPU_CACHE_BYTES;
-    lock_set_rank(&caches->opening, LOCK_CPU_CACHE);
+    lock_set_rank(&caches->opening, LOCK_CACHE_OPENING);
     for (unsigned number = 0; number < usable(caches); number++) {
         lock_set_rank(&caches->states[number].lock, LOCK_CPU_CACHE);
     }
     return true;
 }
 
-void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode) {
+void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode, struct rseq_offsets rseq) {
     calm_assert(mode_of(caches) == CACHE_UNREADY && mode != CACHE_UNREADY, mode_of(caches), mode);
     atomic_store_explicit(&caches->mode, mode, memory_order_release);
     if (mode == CACHE_LOCKED) {
         caches->single_without_helper = thread_single;
         cpu_caches_set_helper(caches, false);
     }
-    caches->in_rseq_mode = mode == CACHE_RSEQ;
+    if (mode == CACHE_RSEQ) {
+        caches->rseq = rseq;
+    }
 }
 
 void cpu_caches_set_helper(struct cpu_caches *caches, bool runs) {
@@ -98,7 +98,6 @@ void cpu_caches_share(struct cpu_caches *caches, struct cpu_caches *shared) {
     shared->rseq = caches->rseq;
     atomic_store_explicit(&shared->single, atomic_load_explicit(&caches->single, memory_order_relaxed),
                           memory_order_release);
-    shared->in_rseq_mode = caches->in_rseq_mode;
     caches->shared = shared;
 }
 
@@ -515,7 +514,7 @@ void cpu_cache_flush(struct cpu_caches *caches, unsigned number, bool only_if_id
 }
 
 bool cpu_caches_are_held(const struct cpu_caches *caches) {
-    bool held = false;
+    bool held = lock_is_mine(&caches->opening);
     for (unsigned number = 0; number < usable(caches); number++) {
         held |= lock_is_mine(&caches->states[number].lock);
     }

@@ -31,10 +31,11 @@
 
 /* Prepares everything but the mode. Returns false if memory is short; the mode
  * must then be CACHE_OFF. */
-bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *classes, struct rseq_offsets rseq);
+bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *classes);
 
-/* Called once, when everything that the fast paths need is ready. */
-void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode);
+/* Called once, when everything that the fast paths need is ready. `rseq` is for
+ * CACHE_RSEQ. */
+void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode, struct rseq_offsets rseq);
 
 /* Called once, after the start. The pop and the push of one block then use the
  * instance `shared`, too, which has only the fields that they read. */
@@ -148,7 +149,7 @@ void cpu_cache_flush(struct cpu_caches *caches, unsigned number, bool only_if_id
 void cpu_caches_before_fork(struct cpu_caches *caches, bool waits);
 void cpu_caches_after_fork(struct cpu_caches *caches, bool child);
 
-/* Returns whether the caller holds a cache's lock. */
+/* Returns whether the caller holds one of the caches' locks. */
 bool cpu_caches_are_held(const struct cpu_caches *caches);
 
 #endif

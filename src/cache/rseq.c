@@ -36,57 +36,51 @@ unsigned rseq_node(const struct cpu_caches *caches) {
     "8:\n\t"
 
 size_t rseq_pop_some(const struct cpu_caches *caches, uint32_t size_class, void **blocks, uint64_t count) {
-    char *stack;
-    void **top;
     uint64_t taken;
     uint64_t left;
     uint64_t moved;
     void *block;
-    __asm__ volatile(RSEQ_BEGIN "xorl %k[moved], %k[moved]\n\t"
-                                "movq %c[bottom](%[stack]), %[taken]\n\t"
-                                "movq (%[stack]), %[top]\n\t"
-                                "addq %[top], %[taken]\n\t"
-                                "jnc 6f\n\t"
-                                "incq %[taken]\n\t"
-                                "shrq $3, %[taken]\n\t"
-                                "cmpq %[count], %[taken]\n\t"
-                                "cmovaq %[count], %[taken]\n\t"
-                                "leaq (,%[taken],8), %[left]\n\t"
-                                "subq %[left], %[top]\n\t"
-                                "movq %[taken], %[left]\n\t" RSEQ_COPY(
-                                    "%[top]", "%[blocks]") "movq %[taken], %[moved]\n\t"
-                                                           "movq %[top], (%[stack])\n" RSEQ_END
-                     : [stack] "=&r"(stack), [top] "=&r"(top), [taken] "=&r"(taken), [left] "=&r"(left),
-                       [block] "=&r"(block), [moved] "=&r"(moved)
-                     : RSEQ_INPUTS, [blocks] "r"(blocks), [count] "r"(count)
-                     : "memory", "cc", "xmm0");
+    __asm__ volatile(
+        RSEQ_BEGIN "xorl %k[moved], %k[moved]\n\t"
+                   "movq %c[bottom](%%r8), %[taken]\n\t"
+                   "movq (%%r8), %%r9\n\t"
+                   "addq %%r9, %[taken]\n\t"
+                   "jnc 6f\n\t"
+                   "incq %[taken]\n\t"
+                   "shrq $3, %[taken]\n\t"
+                   "cmpq %[count], %[taken]\n\t"
+                   "cmovaq %[count], %[taken]\n\t"
+                   "leaq (,%[taken],8), %[left]\n\t"
+                   "subq %[left], %%r9\n\t"
+                   "movq %[taken], %[left]\n\t" RSEQ_COPY("%%r9", "%[blocks]") "movq %[taken], %[moved]\n\t"
+                                                                               "movq %%r9, (%%r8)\n" RSEQ_END
+        : [taken] "=&r"(taken), [left] "=&r"(left), [block] "=&r"(block), [moved] "=&r"(moved)
+        : RSEQ_INPUTS, [blocks] "r"(blocks), [count] "r"(count)
+        : "r8", "r9", "memory", "cc", "xmm0");
     return moved;
 }
 
 size_t rseq_push_some(const struct cpu_caches *caches, uint32_t size_class, void *const *blocks,
                       uint64_t count) {
-    char *stack;
-    void **top;
     uint64_t given;
     uint64_t left;
     uint64_t moved;
     void *block;
     __asm__ volatile(RSEQ_BEGIN "xorl %k[moved], %k[moved]\n\t"
-                                "movq %c[end](%[stack]), %[given]\n\t"
-                                "movq (%[stack]), %[top]\n\t"
-                                "subq %[top], %[given]\n\t"
+                                "movq %c[end](%%r8), %[given]\n\t"
+                                "movq (%%r8), %%r9\n\t"
+                                "subq %%r9, %[given]\n\t"
                                 "jbe 6f\n\t"
                                 "shrq $3, %[given]\n\t"
                                 "cmpq %[count], %[given]\n\t"
                                 "cmovaq %[count], %[given]\n\t"
                                 "movq %[given], %[left]\n\t" RSEQ_COPY(
-                                    "%[blocks]", "%[top]") "movq %[given], %[moved]\n\t"
-                                                           "leaq (%[top],%[given],8), %[top]\n\t"
-                                                           "movq %[top], (%[stack])\n" RSEQ_END
-                     : [stack] "=&r"(stack), [top] "=&r"(top), [given] "=&r"(given), [left] "=&r"(left),
-                       [block] "=&r"(block), [moved] "=&r"(moved)
+                                    "%[blocks]", "%%r9") "movq %[given], %[moved]\n\t"
+                                                         "leaq (%%r9,%[given],8), %%r9\n\t"
+                                                         "movq %%r9, (%%r8)\n" RSEQ_END
+                     : [given] "=&r"(given), [left] "=&r"(left), [block] "=&r"(block), [moved] "=&r"(moved)
                      : RSEQ_INPUTS, [blocks] "r"(blocks), [count] "r"(count)
-                     : "memory", "cc", "xmm0");
+                     : "r8", "r9", "memory", "cc", "xmm0");
     return moved;
 }
 #else
@@ -100,54 +94,46 @@ size_t rseq_push_some(const struct cpu_caches *caches, uint32_t size_class, void
     "cbnz %[left], 5b\n\t"
 
 size_t rseq_pop_some(const struct cpu_caches *caches, uint32_t size_class, void **blocks, uint64_t count) {
-    char *stack;
-    void **top;
     uint64_t taken;
     uint64_t left;
     uint64_t moved;
     void *block;
-    __asm__ volatile(
-        RSEQ_BEGIN "mov %[moved], xzr\n\t" RSEQ_LOAD_TOP(
-            "%[taken]", "%[bottom]") "adds %[taken], %[taken], %[top]\n\t"
-                                     "b.cc 6f\n\t"
-                                     "add %[taken], %[taken], #1\n\t"
-                                     "lsr %[taken], %[taken], #3\n\t"
-                                     "cmp %[taken], %[count]\n\t"
-                                     "csel %[taken], %[taken], %[count], ls\n\t"
-                                     "sub %[top], %[top], %[taken], lsl #3\n\t"
-                                     "mov %[left], %[taken]\n\t" RSEQ_COPY(
-                                         "%[top]", "%[blocks]") "mov %[moved], %[taken]\n\t"
-                                                                "str %[top], [%[stack]]\n" RSEQ_END
-        : [stack] "=&r"(stack), [top] "=&r"(top), [taken] "=&r"(taken), [left] "=&r"(left),
-          [block] "=&r"(block), [moved] "=&r"(moved)
-        : RSEQ_INPUTS, [blocks] "r"(blocks), [count] "r"(count)
-        : "memory", "cc");
+    __asm__ volatile(RSEQ_BEGIN "mov %[moved], xzr\n\t" RSEQ_LOAD_TOP(
+                         "%[taken]", "%[bottom]") "adds %[taken], %[taken], x10\n\t"
+                                                  "b.cc 6f\n\t"
+                                                  "add %[taken], %[taken], #1\n\t"
+                                                  "lsr %[taken], %[taken], #3\n\t"
+                                                  "cmp %[taken], %[count]\n\t"
+                                                  "csel %[taken], %[taken], %[count], ls\n\t"
+                                                  "sub x10, x10, %[taken], lsl #3\n\t"
+                                                  "mov %[left], %[taken]\n\t" RSEQ_COPY(
+                                                      "x10", "%[blocks]") "mov %[moved], %[taken]\n\t"
+                                                                          "str x10, [x9]\n" RSEQ_END
+                     : [taken] "=&r"(taken), [left] "=&r"(left), [block] "=&r"(block), [moved] "=&r"(moved)
+                     : RSEQ_INPUTS, [blocks] "r"(blocks), [count] "r"(count)
+                     : "x9", "x10", "x11", "memory", "cc");
     return moved;
 }
 
 size_t rseq_push_some(const struct cpu_caches *caches, uint32_t size_class, void *const *blocks,
                       uint64_t count) {
-    char *stack;
-    void **top;
     uint64_t given;
     uint64_t left;
     uint64_t moved;
     void *block;
-    __asm__ volatile(
-        RSEQ_BEGIN "mov %[moved], xzr\n\t" RSEQ_LOAD_TOP(
-            "%[given]", "%[end]") "subs %[given], %[given], %[top]\n\t"
-                                  "b.ls 6f\n\t"
-                                  "lsr %[given], %[given], #3\n\t"
-                                  "cmp %[given], %[count]\n\t"
-                                  "csel %[given], %[given], %[count], ls\n\t"
-                                  "mov %[left], %[given]\n\t" RSEQ_COPY(
-                                      "%[blocks]", "%[top]") "mov %[moved], %[given]\n\t"
-                                                             "add %[top], %[top], %[given], lsl #3\n\t"
-                                                             "stlr %[top], [%[stack]]\n" RSEQ_END
-        : [stack] "=&r"(stack), [top] "=&r"(top), [given] "=&r"(given), [left] "=&r"(left),
-          [block] "=&r"(block), [moved] "=&r"(moved)
-        : RSEQ_INPUTS, [blocks] "r"(blocks), [count] "r"(count)
-        : "memory", "cc");
+    __asm__ volatile(RSEQ_BEGIN "mov %[moved], xzr\n\t" RSEQ_LOAD_TOP(
+                         "%[given]", "%[end]") "subs %[given], %[given], x10\n\t"
+                                               "b.ls 6f\n\t"
+                                               "lsr %[given], %[given], #3\n\t"
+                                               "cmp %[given], %[count]\n\t"
+                                               "csel %[given], %[given], %[count], ls\n\t"
+                                               "mov %[left], %[given]\n\t" RSEQ_COPY(
+                                                   "%[blocks]", "x10") "mov %[moved], %[given]\n\t"
+                                                                       "add x10, x10, %[given], lsl #3\n\t"
+                                                                       "stlr x10, [x9]\n" RSEQ_END
+                     : [given] "=&r"(given), [left] "=&r"(left), [block] "=&r"(block), [moved] "=&r"(moved)
+                     : RSEQ_INPUTS, [blocks] "r"(blocks), [count] "r"(count)
+                     : "x9", "x10", "x11", "memory", "cc");
     return moved;
 }
 

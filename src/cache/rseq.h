@@ -19,9 +19,9 @@
  * the stack closed leaves, whatever the top is. It also leaves the zeros of a
  * stack that never had room, and that another thread is about to open.
  *
- * A sequence returns its result in the flags, or in a register. It does not
- * jump to labels of C, since gcc 12 loses the output values of such an asm
- * goto.
+ * A sequence with outputs returns its result in the flags, or in a register. It
+ * does not jump to labels of C, since gcc 12 loses the output values of such an
+ * asm goto.
  */
 #ifndef CALM_CACHE_RSEQ_H
 #define CALM_CACHE_RSEQ_H

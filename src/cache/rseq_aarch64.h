@@ -23,31 +23,37 @@
 #ifndef CALM_CACHE_RSEQ_AARCH64_H
 #define CALM_CACHE_RSEQ_AARCH64_H
 
-/* 0xd428bc00 is the signature that glibc registers. Before label 4 it is a brk
- * instruction. */
-#define RSEQ_BEGIN                                      \
-    ".pushsection __rseq_cs, \"aw\"\n\t"                \
-    ".balign 32\n"                                      \
-    "3:\n\t"                                            \
-    ".long 0, 0\n\t"                                    \
-    ".quad 1f, 2f - 1f, 4f\n\t"                         \
-    ".popsection\n"                                     \
-    "7:\n\t"                                            \
-    "adrp %[stack], 3b\n\t"                             \
-    "add %[stack], %[stack], :lo12:3b\n\t"              \
-    "str %[stack], [%[thread], %[sequence]]\n"          \
-    "1:\n\t"                                            \
-    "ldrsw %[stack], [%[thread], %[number]]\n\t"        \
-    "add %[stack], %[base], %[stack], lsl %[shift]\n\t" \
-    "add %[stack], %[stack], %[size_class], lsl #3\n\t"
+#if defined(__AARCH64_CMODEL_TINY__)
+#define RSEQ_DESCRIPTOR "adr x9, 3b\n\t"
+#else
+#define RSEQ_DESCRIPTOR \
+    "adrp x9, 3b\n\t"   \
+    "add x9, x9, :lo12:3b\n\t"
+#endif
 
-/* Loads a word of the stack, and then its top. The top's address is computed
- * from the word, though it does not change: so the processor may not load the
- * top first. */
-#define RSEQ_LOAD_TOP(word, offset)            \
-    "ldr " word ", [%[stack], " offset "]\n\t" \
-    "eor %[top], " word ", " word "\n\t"       \
-    "ldr %[top], [%[stack], %[top]]\n\t"
+/* Leaves the address of the class's stack in x9. 0xd428bc00 is the signature
+ * that glibc registers. Before label 4 it is a brk instruction. */
+#define RSEQ_BEGIN                                    \
+    ".pushsection __rseq_cs, \"aw\"\n\t"              \
+    ".balign 32\n"                                    \
+    "3:\n\t"                                          \
+    ".long 0, 0\n\t"                                  \
+    ".quad 1f, 2f - 1f, 4f\n\t"                       \
+    ".popsection\n"                                   \
+    "7:\n\t" RSEQ_DESCRIPTOR "mrs x11, tpidr_el0\n\t" \
+    "str x9, [x11, %[sequence]]\n"                    \
+    "1:\n\t"                                          \
+    "ldrsw x9, [x11, %[number]]\n\t"                  \
+    "add x9, %[base], x9, lsl %[shift]\n\t"           \
+    "add x9, x9, %w[size_class], uxtw #3\n\t"
+
+/* Loads a word of the stack, and then its top into x10. The top's address is
+ * computed from the word, though it does not change: so the processor may not
+ * load the top first. */
+#define RSEQ_LOAD_TOP(word, offset)      \
+    "ldr " word ", [x9, " offset "]\n\t" \
+    "eor x10, " word ", " word "\n\t"    \
+    "ldr x10, [x9, x10]\n\t"
 
 #define RSEQ_END                                  \
     "2:\n\t"                                      \
@@ -58,10 +64,9 @@
     ".popsection\n"                               \
     "6:\n\t"
 
-#define RSEQ_INPUTS                                                                                          \
-    [thread] "r"(thread_pointer()), [sequence] "r"(caches->rseq.sequence),                                   \
-        [number] "r"(caches->rseq.cpu_number), [base] "r"(caches->base),                                     \
-        [size_class] "r"((uint64_t)size_class), [shift] "i"(CPU_CACHE_SHIFT), [bottom] "i"(STACK_BOTTOM_AT), \
+#define RSEQ_INPUTS                                                                                         \
+    [sequence] "r"(caches->rseq.sequence), [number] "r"(caches->rseq.cpu_number), [base] "r"(caches->base), \
+        [size_class] "r"(size_class), [shift] "i"(CPU_CACHE_SHIFT), [bottom] "i"(STACK_BOTTOM_AT),          \
         [end] "i"(STACK_END_AT)
 
 /*
@@ -73,46 +78,42 @@
  */
 static inline __attribute__((always_inline)) bool rseq_pop(const struct cpu_caches *caches,
                                                            uint32_t size_class, void **popped) {
-    char *stack;
-    void **top;
     void *block;
     bool found;
-    __asm__ volatile(RSEQ_BEGIN RSEQ_LOAD_TOP("%[block]", "%[bottom]") "adds %[block], %[block], %[top]\n\t"
+    __asm__ volatile(RSEQ_BEGIN RSEQ_LOAD_TOP("%[block]", "%[bottom]") "adds %[block], %[block], x10\n\t"
                                                                        "b.cc 6f\n\t"
-                                                                       "ldr %[block], [%[top], #-8]!\n\t"
-                                                                       "str %[top], [%[stack]]\n" RSEQ_END
-                     : [stack] "=&r"(stack), [top] "=&r"(top), [block] "=&r"(block), "=@cccs"(found)
+                                                                       "ldr %[block], [x10, #-8]!\n\t"
+                                                                       "str x10, [x9]\n" RSEQ_END
+                     : [block] "=&r"(block), "=@cccs"(found)
                      : RSEQ_INPUTS
-                     : "memory");
+                     : "x9", "x10", "x11", "memory");
     *popped = block;
     return found;
 }
 
 /*
  * In C:
- *     if (top >= end) return false;                   full, or closed; the carry is set
- *     if (top[-1] == block) return false;             freed twice, which the slow path reports; set
- *     *top++ = block;                                 the next instruction clears the carry
+ *     if (top >= end) return false;                   full, or closed
+ *     if (top[-1] == block) return false;             freed twice, which the slow path reports
+ *     *top++ = block;
  *     *stack = top;
  */
 static inline __attribute__((always_inline)) bool rseq_push(const struct cpu_caches *caches,
                                                             uint32_t size_class, void *block) {
-    char *stack;
-    void **top;
-    void **limit;
-    bool room;
-    __asm__ volatile(RSEQ_BEGIN RSEQ_LOAD_TOP("%[limit]", "%[end]") "cmp %[top], %[limit]\n\t"
-                                                                    "b.hs 6f\n\t"
-                                                                    "ldr %[limit], [%[top], #-8]\n\t"
-                                                                    "cmp %[limit], %[block]\n\t"
-                                                                    "b.eq 6f\n\t"
-                                                                    "str %[block], [%[top]], #8\n\t"
-                                                                    "cmn xzr, xzr\n\t"
-                                                                    "stlr %[top], [%[stack]]\n" RSEQ_END
-                     : [stack] "=&r"(stack), [top] "=&r"(top), [limit] "=&r"(limit), "=@cccc"(room)
-                     : RSEQ_INPUTS, [block] "r"(block)
-                     : "memory");
-    return room;
+    __asm__ goto(RSEQ_BEGIN RSEQ_LOAD_TOP("x11", "%[end]") "cmp x10, x11\n\t"
+                                                           "b.hs %l[no_room]\n\t"
+                                                           "ldur x11, [x10, #-8]\n\t"
+                                                           "cmp x11, %[block]\n\t"
+                                                           "b.eq %l[no_room]\n\t"
+                                                           "str %[block], [x10], #8\n\t"
+                                                           "stlr x10, [x9]\n" RSEQ_END
+                 :
+                 : RSEQ_INPUTS, [block] "r"(block)
+                 : "x9", "x10", "x11", "memory", "cc"
+                 : no_room);
+    return true;
+no_room:
+    return false;
 }
 
 #endif

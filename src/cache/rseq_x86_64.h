@@ -8,23 +8,24 @@
 #ifndef CALM_CACHE_RSEQ_X86_64_H
 #define CALM_CACHE_RSEQ_X86_64_H
 
-/* 0x53053053 is the signature that glibc registers. Before label 4 it is part
- * of an undefined instruction. */
-#define RSEQ_BEGIN                          \
-    ".pushsection __rseq_cs, \"aw\"\n\t"    \
-    ".balign 32\n"                          \
-    "3:\n\t"                                \
-    ".long 0, 0\n\t"                        \
-    ".quad 1f, 2f - 1f, 4f\n\t"             \
-    ".popsection\n"                         \
-    "7:\n\t"                                \
-    "leaq 3b(%%rip), %[stack]\n\t"          \
-    "movq %[stack], %%fs:(%[sequence])\n"   \
-    "1:\n\t"                                \
-    "movslq %%fs:(%[number]), %[stack]\n\t" \
-    "shlq %[shift], %[stack]\n\t"           \
-    "addq %[base], %[stack]\n\t"            \
-    "leaq (%[stack],%[size_class],8), %[stack]\n\t"
+/* Leaves the address of the class's stack in r8. 0x53053053 is the signature
+ * that glibc registers. Before label 4 it is part of an undefined
+ * instruction. */
+#define RSEQ_BEGIN                       \
+    ".pushsection __rseq_cs, \"aw\"\n\t" \
+    ".balign 32\n"                       \
+    "3:\n\t"                             \
+    ".long 0, 0\n\t"                     \
+    ".quad 1f, 2f - 1f, 4f\n\t"          \
+    ".popsection\n"                      \
+    "7:\n\t"                             \
+    "leaq 3b(%%rip), %%r8\n\t"           \
+    "movq %%r8, %%fs:(%[sequence])\n"    \
+    "1:\n\t"                             \
+    "movslq %%fs:(%[number]), %%r8\n\t"  \
+    "shlq %[shift], %%r8\n\t"            \
+    "addq %[base], %%r8\n\t"             \
+    "leaq (%%r8,%[size_class],8), %%r8\n\t"
 
 #define RSEQ_END                                  \
     "2:\n\t"                                      \
@@ -50,50 +51,48 @@
  */
 static inline __attribute__((always_inline)) bool rseq_pop(const struct cpu_caches *caches,
                                                            uint32_t size_class, void **popped) {
-    char *stack;
     void **top;
     void *block;
     bool found;
-    __asm__ volatile(RSEQ_BEGIN "movq %c[bottom](%[stack]), %[block]\n\t"
-                                "movq (%[stack]), %[top]\n\t"
+    __asm__ volatile(RSEQ_BEGIN "movq %c[bottom](%%r8), %[block]\n\t"
+                                "movq (%%r8), %[top]\n\t"
                                 "addq %[top], %[block]\n\t"
                                 "jnc 6f\n\t"
                                 "movq -8(%[top]), %[block]\n\t"
                                 "leaq -8(%[top]), %[top]\n\t"
-                                "movq %[top], (%[stack])\n" RSEQ_END
-                     : [stack] "=&r"(stack), [top] "=&r"(top), [block] "=&r"(block), "=@ccc"(found)
+                                "movq %[top], (%%r8)\n" RSEQ_END
+                     : [top] "=&r"(top), [block] "=&r"(block), "=@ccc"(found)
                      : RSEQ_INPUTS
-                     : "memory");
+                     : "r8", "memory");
     *popped = block;
     return found;
 }
 
 /*
  * In C:
- *     if (top >= end) return false;                   full, or closed; the carry is clear
- *     if (top[-1] == block) return false;             freed twice, which the slow path reports; clear
- *     *top = block;
- *     *stack = ++top;                                 as top - -8, which sets the carry
+ *     if (top >= end) return false;                   full, or closed
+ *     if (top[-1] == block) return false;             freed twice, which the slow path reports
+ *     *top++ = block;
+ *     *stack = top;
  */
 static inline __attribute__((always_inline)) bool rseq_push(const struct cpu_caches *caches,
                                                             uint32_t size_class, void *block) {
-    char *stack;
-    void **top;
-    void **limit;
-    bool room;
-    __asm__ volatile(RSEQ_BEGIN "movq %c[end](%[stack]), %[limit]\n\t"
-                                "movq (%[stack]), %[top]\n\t"
-                                "cmpq %[limit], %[top]\n\t"
-                                "jae 6f\n\t"
-                                "cmpq %[block], -8(%[top])\n\t"
-                                "je 6f\n\t"
-                                "movq %[block], (%[top])\n\t"
-                                "subq $-8, %[top]\n\t"
-                                "movq %[top], (%[stack])\n" RSEQ_END
-                     : [stack] "=&r"(stack), [top] "=&r"(top), [limit] "=&r"(limit), "=@ccb"(room)
-                     : RSEQ_INPUTS, [block] "r"(block)
-                     : "memory");
-    return room;
+    __asm__ goto(RSEQ_BEGIN "movq %c[end](%%r8), %%r10\n\t"
+                            "movq (%%r8), %%r9\n\t"
+                            "cmpq %%r10, %%r9\n\t"
+                            "jae %l[no_room]\n\t"
+                            "cmpq %[block], -8(%%r9)\n\t"
+                            "je %l[no_room]\n\t"
+                            "movq %[block], (%%r9)\n\t"
+                            "addq $8, %%r9\n\t"
+                            "movq %%r9, (%%r8)\n" RSEQ_END
+                 :
+                 : RSEQ_INPUTS, [block] "r"(block)
+                 : "r8", "r9", "r10", "memory", "cc"
+                 : no_room);
+    return true;
+no_room:
+    return false;
 }
 
 #endif

@@ -34,6 +34,7 @@ enum lock_rank {
     LOCK_OUTER_2,
     LOCK_ARENA_START,
     LOCK_PURGER,
+    LOCK_CACHE_OPENING,
     LOCK_CPU_CACHE,
     LOCK_DEPOT_BIN,
     LOCK_HEAP,
