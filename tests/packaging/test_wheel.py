@@ -156,7 +156,7 @@ def test_without_cmake_there_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arguments", [("--for", "plan9"), ("--for",), ("x",)])
 def test_for_no_such_platform(arguments: tuple[str, ...]) -> None:
     refused = run("packaging/wheel", *arguments, cwd=REPOSITORY, fails=True)
-    assert (refused.returncode, refused.stderr) == (2, "usage: packaging/wheel [--for musl|aarch64]\n")
+    assert (refused.returncode, refused.stderr) == (2, "usage: packaging/wheel [--for musl|aarch64|musl-aarch64]\n")
 
 
 def other_wheel(name: str, folder: Path) -> tuple[Path, Path]:
@@ -192,6 +192,23 @@ def test_musllinux(tmp_path: Path) -> None:
     preloaded = {"LD_PRELOAD": str(native / "libcalmalloc.so"), "CALM_OPTIONS": "report=exit"}
     assert '{"allocator": "calmalloc"' in run(tmp_path / "program", **preloaded).stderr
     assert '"wall_ns"' in run(native / "calm-probe", "--", tmp_path / "program").stderr
+
+
+@pytest.mark.long
+def test_musllinux_of_another_architecture(tmp_path: Path) -> None:
+    """packaging/musl-aarch64 fetches that musl."""
+    for tool in ("apt-get", "aarch64-linux-gnu-gcc", "qemu-aarch64"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed: Debian's packages gcc-aarch64-linux-gnu and qemu-user")
+    wheel, native = other_wheel("musl-aarch64", tmp_path / "installed")
+    assert wheel.name == f"calmalloc-{VERSION}-py3-none-musllinux_1_2_aarch64.whl"
+    assert audited(wheel) == "musllinux_1_2_aarch64"
+    musl = REPOSITORY / "build/musl-aarch64"
+    compile_program(str(musl / "usr/bin/musl-gcc"), tmp_path)
+    variables = f"LD_PRELOAD={native}/libcalmalloc.so,CALM_OPTIONS=report=exit"
+    emulated = ("qemu-aarch64", "-L", musl)
+    assert '{"allocator": "calmalloc"' in run(*emulated, "-E", variables, tmp_path / "program").stderr
+    assert "usage: " in run(*emulated, native / "calm-probe", "-h").stdout
 
 
 @pytest.mark.long
