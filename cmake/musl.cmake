@@ -18,3 +18,5 @@ file(CREATE_LINK ${linux}/linux ${kernel_headers}/linux SYMBOLIC)
 file(CREATE_LINK ${linux}/asm-generic ${kernel_headers}/asm-generic SYMBOLIC)
 file(CREATE_LINK ${asm} ${kernel_headers}/asm SYMBOLIC)
 set(CMAKE_C_FLAGS_INIT "-idirafter ${kernel_headers}")
+# Debian's musl-gcc does not pass it, unlike the compilers of distributions with musl. Unwinders find no table without it.
+add_link_options(-Wl,--eh-frame-hdr)

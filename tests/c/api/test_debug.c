@@ -287,7 +287,7 @@ static void look_in_child(void) {
 __attribute__((no_sanitize_address)) static void register_first(void) {
     pthread_atfork(NULL, NULL, look_in_child);
 }
-__attribute__((section(".preinit_array"),
+__attribute__((section(".init_array.00000"),
                used)) static void (*const before_constructors)(void) = register_first;
 
 static void test_fork(void) {

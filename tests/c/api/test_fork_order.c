@@ -15,6 +15,13 @@
 #define BLOCKS 64
 #define FORKS  20
 
+/* In other C libraries a handler that forks waits forever. */
+#if defined(__GLIBC__)
+#define FORKS_WITHIN true
+#else
+#define FORKS_WITHIN false
+#endif
+
 static unsigned handled, held;
 static bool forks_within;
 static atomic_bool stop;
@@ -64,7 +71,7 @@ static void register_handlers(void) {
     CHECK(pthread_atfork(before, handle, handle) == 0);
 }
 
-__attribute__((section(".preinit_array"), used)) static void (*const first)(void) = register_handlers;
+__attribute__((section(".init_array.00000"), used)) static void (*const first)(void) = register_handlers;
 
 static void *use_until_stopped(void *unused) {
     while (!atomic_load(&stop)) {
@@ -78,12 +85,12 @@ int main(void) {
     CHECK(calm_set("background", "off") == 0); /* ThreadSanitizer allows no threads in a child */
     CHECK(pthread_create(&thread, NULL, use_until_stopped, NULL) == 0);
     for (unsigned i = 0; i < FORKS; i++) {
-        forks_within = i % 2 != 0;
+        forks_within = FORKS_WITHIN && i % 2 != 0;
         fork_once();
     }
     atomic_store(&stop, true);
     CHECK(pthread_join(thread, NULL) == 0);
-    CHECK_EQUAL(handled, 3 * FORKS); /* two each, and two more for the second fork of every other one */
+    CHECK_EQUAL(handled, (2 + FORKS_WITHIN) * FORKS); /* two each, and two more for a fork within */
     CHECK_EQUAL(held, handled);
     return 0;
 }

@@ -194,9 +194,13 @@ static void use_pool(struct worker *worker) {
     }
 }
 
+#ifndef sigev_notify_thread_id /* glibc has no name for it */
+#define sigev_notify_thread_id _sigev_un._tid
+#endif
+
 static void start_timer(void) {
     struct sigevent event = {.sigev_notify = SIGEV_THREAD_ID, .sigev_signo = SIGUSR1};
-    event._sigev_un._tid = (pid_t)syscall(SYS_gettid);
+    event.sigev_notify_thread_id = (pid_t)syscall(SYS_gettid);
     timer_t timer;
     CHECK(timer_create(CLOCK_MONOTONIC, &event, &timer) == 0);
     struct itimerspec often = {{0, 150000}, {0, 150000}};

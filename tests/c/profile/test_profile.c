@@ -12,7 +12,6 @@
 #include "profile/unwind.h"
 
 #include <errno.h>
-#include <execinfo.h>
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
@@ -75,6 +74,9 @@ static void test_gaps(void) {
 /* --- the unwinder --- */
 
 #define DEEP 100
+
+#if defined(__GLIBC__)
+#include <execinfo.h>
 
 struct trace {
     uintptr_t ours[DEEP];
@@ -175,6 +177,10 @@ static void test_unwinder(void) {
     CHECK_EQUAL(unwind_here(few, 3), 3);
     CHECK_EQUAL(unwind_here(few, 0), 0);
 }
+#else /* no backtrace to compare with */
+static void test_unwinder(void) {
+}
+#endif
 
 #if defined(__x86_64__)
 /* Calls unwind_here with the rule that linkers write for their stubs: the frame begins 8 bytes above the
