@@ -20,7 +20,7 @@ from research import cache
 from research.lab.architecture import X86_64, Architecture
 
 # A run's own files in the cache: a guest's, and unfinished packages. They have the number of its process.
-_OWN = re.compile(r"boot-(\d+)-\S+|\.(?:apt|linux-image|busybox-static|lib)\S*\.(\d+)\.\S+")
+_OWN = re.compile(r"boot-(\d+)-\S+|\.(?:apt|linux-image|linux-binary|busybox-static|lib)\S*\.(\d+)\.\S+")
 # The console of a boot that failed, kept for the user.
 _CONSOLE = re.compile(r"console-\d+-\S+\.log")
 _KEPT_S = 7 * 24 * 3600
@@ -74,11 +74,13 @@ def _output(*command: str, cwd: Path | None = None) -> str:
 
 
 def _is_kernel(name: str, architecture: Architecture) -> bool:
-    return re.fullmatch(rf"linux-image-\d\S*-{architecture.flavour}", name) is not None
+    return re.fullmatch(rf"linux-(?:image|binary)-\d\S*-{architecture.flavour}", name) is not None
 
 
-def _version_key(name: str, architecture: Architecture) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", name.removesuffix(architecture.flavour))]
+def _version_key(name: str, architecture: Architecture) -> tuple[list[int], bool]:
+    """The larger, the newer. From 6.19 on, linux-image has no file: the kernel is in linux-binary."""
+    numbers = [int(number) for number in re.findall(r"\d+", name.removesuffix(architecture.flavour))]
+    return numbers, name.startswith("linux-binary-")
 
 
 def _sandbox() -> list[str]:
@@ -145,7 +147,7 @@ def sweep(cache: Path) -> None:
 
 def _newest_kernel(architecture: Architecture, options: Sequence[str]) -> str:
     """The newest package with a kernel of that flavour that apt knows, backports included."""
-    names = _output("apt-cache", *options, "pkgnames", "linux-image-").split()
+    names = _output("apt-cache", *options, "pkgnames", "linux-").split()
     kernels = [name for name in names if _is_kernel(name, architecture)]
     # A package that others only name, or that is gone, has no version to download.
     for name in sorted(kernels, key=lambda name: _version_key(name, architecture), reverse=True):
@@ -194,7 +196,7 @@ def fetch(
     name = kernel.name if kernel else ""
     if kernel is None:
         package = max(kernels(), key=lambda folder: _version_key(folder.name, architecture))
-        kernel = _file(package, "boot/vmlinuz-*")
+        kernel = _file(package, "boot/vmlinuz-*", "usr/lib/modules/*/vmlinuz")
         name = f"{package.name} {_file(package, _VERSION).read_text().strip()}"
     busybox = busybox or _file(folders[_BUSYBOX], *_SHELLS)
     if not architecture.foreign:

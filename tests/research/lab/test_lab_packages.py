@@ -32,7 +32,13 @@ def apt(folder: Path, kernels: str, *, fails: bool = False, shells: str = "bin")
             --field) echo 1.2-3 ;;
             *) name=$(cat "$2")
                mkdir -p "$3/boot" "$3/{shells}"
-               echo kernel >"$3/boot/vmlinuz-$name"; echo busybox >"$3/{shells}/busybox" ;;
+               case $name in
+               linux-image-7*) ;;
+               linux-binary-7*) mkdir -p "$3/usr/lib/modules/7"
+                                echo kernel >"$3/usr/lib/modules/7/vmlinuz" ;;
+               *) echo kernel >"$3/boot/vmlinuz-$name" ;;
+               esac
+               echo busybox >"$3/{shells}/busybox" ;;
             esac""",
     }
     for name, text in scripts.items():
@@ -70,6 +76,21 @@ def test_the_newest_kernel_is_fetched_once(tmp_path: Path, monkeypatch: pytest.M
     assert newer.kernel_package.startswith("linux-image-6.18.1")
     assert packages.fetch(tmp_path / "cache", said.append) == newer
     assert len((tmp_path / "asked").read_text().splitlines()) == len(asked.splitlines()) + 1
+
+
+def test_from_6_19_on_the_kernel_is_in_a_package_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And from 7.3 on in another folder. What an older calm has unpacked of it has no kernel."""
+    versions = ("7.3.4+deb13-cloud-amd64", "6.12.9+deb13-cloud-amd64")
+    names = [f"linux-{part}-{version}" for version in versions for part in ("image", "binary")]
+    monkeypatch.setenv("PATH", apt(tmp_path, " ".join([*names, "linux-base-7.3.4+deb13-cloud-amd64"])))
+    cache = tmp_path / "cache"
+    parts = packages.fetch(cache, lambda _: None)
+    assert parts.kernel_package == f"{names[1]} 1.2-3"
+    assert parts.kernel.read_text() == "kernel\n"
+    (cache / names[0]).mkdir()
+    assert packages.fetch(cache, lambda _: None) == parts
 
 
 @pytest.mark.parametrize(
