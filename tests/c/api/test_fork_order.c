@@ -15,8 +15,8 @@
 #define BLOCKS 64
 #define FORKS  20
 
-/* In other C libraries a handler that forks waits forever. */
-#if defined(__GLIBC__)
+/* In an older glibc, and in musl, a handler that forks waits forever. */
+#if defined(__GLIBC__) && (__GLIBC__ > 2 || __GLIBC_MINOR__ >= 36)
 #define FORKS_WITHIN true
 #else
 #define FORKS_WITHIN false
