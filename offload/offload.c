@@ -208,8 +208,8 @@ bool offload_init(struct arenas *arenas, const struct size_classes *classes, str
     return true;
 }
 
-void offload_caches_start(struct cpu_caches *caches, enum cache_mode mode, struct rseq_offsets rseq) {
-    cpu_caches_start(caches, mode, rseq);
+void offload_caches_start(struct cpu_caches *caches, enum cache_mode mode) {
+    cpu_caches_start(caches, mode);
     /* The server may flush caches at any time, and the C library does not know
      * of it: so the program's only thread takes the caches' locks, too. */
     caches->single_without_helper = &thread_not_single;

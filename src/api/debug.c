@@ -322,6 +322,7 @@ static void print_caches(struct text *text) {
                 : mode == CACHE_LOCKED ? "locks"
                                        : "off",
                 bytes / 1024, blocks);
+    print_held(text, "  the lock under which CPU caches are opened:", 0, &caches->opening);
     for (unsigned number = 0; caches->states != NULL && number < caches->count; number++) {
         print_held(text, "  the lock of CPU cache %u:", number, &caches->states[number].lock);
     }

@@ -188,8 +188,8 @@ static bool start(void) {
     calm_memory_bytes = memory_total_bytes();
     settings_read();
     size_classes_fill(&calm_all_classes, vm_page_size());
-    /* An earlier start may have failed after the next call. */
-    bool have_caches = calm_caches.states != NULL || cpu_caches_init(&calm_caches, &calm_all_classes);
+    calm_caches.rseq = place; /* an earlier start may have failed after the next call */
+    bool have_caches = calm_caches.states != NULL || cpu_caches_init(&calm_caches, &calm_all_classes, place);
 
     enum cache_mode mode = choose_cache_mode(place, have_caches);
     if (mode != CACHE_RSEQ && place.own && place.usable) {
@@ -206,7 +206,7 @@ static bool start(void) {
      * see the mode and calm_classes without the rest: this is a constructor, or
      * an allocation before it, and a thread that was started later sees what
      * its creator saw. */
-    cpu_caches_start(&calm_caches, mode, place);
+    cpu_caches_start(&calm_caches, mode);
     if (!filters_allow_all()) {
         epoch_read_machine(&calm_arenas, true); /* a filter may forbid this later */
     }

@@ -30,11 +30,13 @@ static unsigned usable(const struct cpu_caches *caches) {
     return caches->states == NULL ? 0 : caches->count;
 }
 
-bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *classes) {
+bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *classes,
+                     struct rseq_offsets rseq) {
     if (&__libc_single_threaded != NULL) {
         thread_single = &__libc_single_threaded;
     }
     caches->classes = classes;
+    caches->rseq = rseq;
     size_t limit = vm_limit_bytes();
     size_t max_count = size_minus(limit / LIMIT_DIVISOR / CPU_CACHE_BYTES, CLOSED_CACHES);
     caches->count = limit == SIZE_MAX ? cpus_possible() : cpus_listed(); /* cpus_listed reads files */
@@ -71,16 +73,14 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
     return true;
 }
 
-void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode, struct rseq_offsets rseq) {
+void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode) {
     calm_assert(mode_of(caches) == CACHE_UNREADY && mode != CACHE_UNREADY, mode_of(caches), mode);
     atomic_store_explicit(&caches->mode, mode, memory_order_release);
     if (mode == CACHE_LOCKED) {
         caches->single_without_helper = thread_single;
         cpu_caches_set_helper(caches, false);
     }
-    if (mode == CACHE_RSEQ) {
-        caches->rseq = rseq;
-    }
+    caches->in_rseq_mode = mode == CACHE_RSEQ;
 }
 
 void cpu_caches_set_helper(struct cpu_caches *caches, bool runs) {
@@ -98,6 +98,7 @@ void cpu_caches_share(struct cpu_caches *caches, struct cpu_caches *shared) {
     shared->rseq = caches->rseq;
     atomic_store_explicit(&shared->single, atomic_load_explicit(&caches->single, memory_order_relaxed),
                           memory_order_release);
+    shared->in_rseq_mode = caches->in_rseq_mode;
     caches->shared = shared;
 }
 

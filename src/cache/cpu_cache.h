@@ -31,11 +31,10 @@
 
 /* Prepares everything but the mode. Returns false if memory is short; the mode
  * must then be CACHE_OFF. */
-bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *classes);
+bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *classes, struct rseq_offsets rseq);
 
-/* Called once, when everything that the fast paths need is ready. `rseq` is for
- * CACHE_RSEQ. */
-void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode, struct rseq_offsets rseq);
+/* Called once, when everything that the fast paths need is ready. */
+void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode);
 
 /* Called once, after the start. The pop and the push of one block then use the
  * instance `shared`, too, which has only the fields that they read. */
@@ -141,10 +140,10 @@ void cpu_cache_flush(struct cpu_caches *caches, unsigned number, bool only_if_id
 
 /*
  * The forking thread calls these around fork. They hold the locks of all open
- * caches, except those that the fork may not wait for, and no cache is opened
- * meanwhile. If another thread held the lock of a cache, it was about to flush
- * or change the cache. The cache is therefore empty in the child, and is opened
- * again.
+ * caches, and the one under which caches are opened, except those that the fork
+ * may not wait for. If another thread held the lock of a cache, it was about to
+ * flush or change the cache. The cache is therefore empty in the child, and is
+ * opened again.
  */
 void cpu_caches_before_fork(struct cpu_caches *caches, bool waits);
 void cpu_caches_after_fork(struct cpu_caches *caches, bool child);

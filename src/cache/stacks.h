@@ -93,8 +93,9 @@ struct cpu_cache_state {
 };
 
 struct cpu_caches {
-    char *base;               /* the words of the first cache; those of the others follow */
-    struct rseq_offsets rseq; /* all 0 in other modes than CACHE_RSEQ */
+    char *base; /* the words of the first cache; those of the others follow */
+    struct rseq_offsets rseq;
+    bool in_rseq_mode;
     /* In CACHE_LOCKED, points to the byte by which the C library (glibc 2.32)
      * says that the process has only one thread. That thread then needs no
      * lock. In other modes, and while a helper runs, points to a byte that is
@@ -121,7 +122,7 @@ struct cpu_caches {
     { .single = &thread_not_single, .single_without_helper = &thread_not_single }
 
 static inline bool cpu_cache_is_rseq(const struct cpu_caches *caches) {
-    return HAS_SEQUENCES && __builtin_expect(caches->rseq.cpu_number != 0, 1);
+    return HAS_SEQUENCES && __builtin_expect(caches->in_rseq_mode, 1);
 }
 
 /* Returns the words of a cache. */

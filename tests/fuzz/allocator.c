@@ -40,8 +40,8 @@ void __wrap_misuse_report(const struct misuse_record *misuse);
 void __wrap_misuse_report_now(enum misuse kind, const void *pointer);
 int __wrap_pthread_atfork(void (*before)(void), void (*parent)(void), void (*child)(void));
 uint64_t __wrap_random_process_seed(void);
-void __real_cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode, struct rseq_offsets rseq);
-void __wrap_cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode, struct rseq_offsets rseq);
+void __real_cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode);
+void __wrap_cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode);
 
 void __wrap_misuse_report_now(enum misuse kind, const void *pointer) {
     if (misuses >= misuses_expected) {
@@ -66,10 +66,10 @@ uint64_t __wrap_random_process_seed(void) {
 }
 
 /* The fuzzer may have a thread, of which the input knows nothing. */
-void __wrap_cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode, struct rseq_offsets rseq) {
+void __wrap_cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode) {
     static const char alone = 1;
     thread_single = is_alone ? &alone : &thread_not_single;
-    __real_cpu_caches_start(caches, mode, rseq);
+    __real_cpu_caches_start(caches, mode);
 }
 
 /* ---- the allocator's start and end ---- */

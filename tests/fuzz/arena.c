@@ -306,8 +306,8 @@ static bool start(struct input *input) {
     arenas.settings.watch_cgroup = 1;
     arenas.settings.huge_pages = 1;
     arenas.settings.heaps = HEAPS_0 + (int)(detail >> 1 & 1) * MAX_FUZZED_ARENAS;
-    cpu_caches_init(&caches, &classes);
-    cpu_caches_start(&caches, CACHE_OFF, (struct rseq_offsets){0});
+    cpu_caches_init(&caches, &classes, (struct rseq_offsets){0});
+    cpu_caches_start(&caches, CACHE_OFF);
     size_t mapped = kernel_mapped();
     if ((detail & 128) != 0) {
         kernel_refuse((uint32_t)input_number(input, 2));

@@ -1,5 +1,6 @@
-/* Where restartable sequences cannot be trusted, the CPU caches have locks, and a counter says why. The
- * allocator starts before main: each case is a program of its own, and the variable CASE says what it finds.
+/* Where restartable sequences cannot be trusted, the CPU caches have locks, and a counter says why. Where the
+ * kernel reports nodes, the depots and heaps belong to them. The allocator starts before main: each case is a
+ * program of its own, and the variable CASE says what it finds.
  */
 #include "api/instance.h"
 #include "os/rseq_check.h"
@@ -26,15 +27,29 @@ bool __wrap_rseq_is_broken(const struct rseq_offsets *offsets) {
     return is_case("broken");
 }
 
+/* Two nodes, of so many CPUs that each node has a depot. */
+unsigned __wrap_nodes_possible(void);
+unsigned __real_cpu_set_count(const struct cpu_set *set);
+unsigned __wrap_cpu_set_count(const struct cpu_set *set);
+
+unsigned __wrap_nodes_possible(void) {
+    return is_case("nodes") ? 2 : 1;
+}
+
+unsigned __wrap_cpu_set_count(const struct cpu_set *set) {
+    return is_case("nodes") ? 16 : __real_cpu_set_count(set);
+}
+
 static const char *program;
 static const char *name;
 static const char *options;
 static enum cache_mode mode;
 static enum cache_lock_reason reason;
+static unsigned nodes = 1;
 
 static void run_case(void) {
     char expected[64];
-    snprintf(expected, sizeof expected, "%d %d", mode, reason);
+    snprintf(expected, sizeof expected, "%d %d %u", mode, reason, nodes);
     setenv("CASE", name, 1);
     setenv("CALM_OPTIONS", options, 1);
     execl(program, program, expected, (char *)NULL);
@@ -55,7 +70,8 @@ int main(int count, char **arguments) {
         char found[64];
         calm_free(calm_malloc(100));
         CHECK_EQUAL(calm_stats(&stats, sizeof stats), 0);
-        snprintf(found, sizeof found, "%d %d", calm_caches.mode, (int)stats.cache_lock_reason);
+        snprintf(found, sizeof found, "%d %d %u", calm_caches.mode, (int)stats.cache_lock_reason,
+                 calm_arenas.nodes);
         printf("%s: %s, to be %s\n", getenv("CASE"), found, arguments[1]);
         return strcmp(found, arguments[1]) != 0;
     }
@@ -69,5 +85,7 @@ int main(int count, char **arguments) {
     expect("sound", "", CACHE_RSEQ, LOCKS_NONE);
     expect("no fence", "", CACHE_LOCKED, LOCKS_NO_FENCE);
     expect("broken", "", CACHE_LOCKED, LOCKS_BROKEN);
+    nodes = rseq_find().node == 0 ? 1 : 2; /* Linux reports a thread's node from 6.3 on */
+    expect("nodes", "", CACHE_RSEQ, LOCKS_NONE);
     return 0;
 }

@@ -61,8 +61,8 @@ static void start(unsigned active) {
     clock_stop(); /* no epoch ends */
     page_size = vm_page_size();
     size_classes_fill(&classes, page_size);
-    cpu_caches_init(&caches, &classes);
-    cpu_caches_start(&caches, CACHE_OFF, (struct rseq_offsets){0});
+    cpu_caches_init(&caches, &classes, (struct rseq_offsets){0});
+    cpu_caches_start(&caches, CACHE_OFF);
     arenas.settings.heaps = HEAPS_0 + ARENAS;
     CHECK(arena_init(&arenas, &classes, &caches, HEAP_SPACE_BYTES, false, misused));
     arenas.settings.heaps = HEAPS_AUTO; /* from here on the CPU's number decides */

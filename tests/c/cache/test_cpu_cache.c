@@ -304,8 +304,8 @@ static bool has_done_enough(void) {
 
 static void run_mode(const char *name, struct rseq_offsets place, enum cache_mode mode) {
     pthread_t flushers[2];
-    CHECK(cpu_caches_init(&caches, &classes));
-    cpu_caches_start(&caches, mode, place);
+    CHECK(cpu_caches_init(&caches, &classes, place));
+    cpu_caches_start(&caches, mode);
     CHECK_EQUAL(cpu_cache_is_rseq(&caches), mode == CACHE_RSEQ);
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
@@ -658,15 +658,15 @@ static void stay_on_one_cpu(void) {
 
 static void check_stacks_rseq(void) {
     stay_on_one_cpu();
-    CHECK(cpu_caches_init(&caches, &classes));
-    cpu_caches_start(&caches, CACHE_RSEQ, rseq_find());
+    CHECK(cpu_caches_init(&caches, &classes, rseq_find()));
+    cpu_caches_start(&caches, CACHE_RSEQ);
     check_stacks();
 }
 
 static void check_newest_rseq(void) {
     stay_on_one_cpu();
-    CHECK(cpu_caches_init(&caches, &classes));
-    cpu_caches_start(&caches, CACHE_RSEQ, rseq_find());
+    CHECK(cpu_caches_init(&caches, &classes, rseq_find()));
+    cpu_caches_start(&caches, CACHE_RSEQ);
     check_half_opened();
     check_newest();
     check_room_of_others();
@@ -697,8 +697,8 @@ static void check_one_block_locked(void) {
 }
 
 static void check_stacks_locked(void) {
-    CHECK(cpu_caches_init(&caches, &classes));
-    cpu_caches_start(&caches, CACHE_LOCKED, (struct rseq_offsets){0});
+    CHECK(cpu_caches_init(&caches, &classes, (struct rseq_offsets){0}));
+    cpu_caches_start(&caches, CACHE_LOCKED);
     check_stacks();
     check_half_opened();
     if (cpu_cache_is_single_threaded(&caches)) {
@@ -726,8 +726,8 @@ static void *hold_all_locks(void *unused) {
 static void check_fork_beside_a_holder(void) {
     pthread_t holder;
     void *block = token(1);
-    CHECK(cpu_caches_init(&caches, &classes));
-    cpu_caches_start(&caches, CACHE_LOCKED, (struct rseq_offsets){0});
+    CHECK(cpu_caches_init(&caches, &classes, (struct rseq_offsets){0}));
+    cpu_caches_start(&caches, CACHE_LOCKED);
     CHECK(caches.count > 1 && cpu_cache_open(&caches, 1));
     CHECK_EQUAL(cpu_cache_push_some(&caches, 1, &block, 1), 1);
     CHECK(pthread_create(&holder, NULL, hold_all_locks, NULL) == 0);
@@ -753,9 +753,9 @@ static void check_off(void) {
     void *block = token(0);
     CHECK(!cpu_cache_is_rseq(&caches));
     CHECK_EQUAL(cpu_cache_push_some(&caches, 1, &block, 1) + cpu_cache_pop_some(&caches, 1, &block, 1), 0);
-    CHECK(cpu_caches_init(&caches, &classes));
+    CHECK(cpu_caches_init(&caches, &classes, (struct rseq_offsets){0}));
     CHECK_EQUAL(cpu_cache_push_some(&caches, 1, &block, 1) + cpu_cache_pop_some(&caches, 1, &block, 1), 0);
-    cpu_caches_start(&caches, CACHE_OFF, (struct rseq_offsets){0});
+    cpu_caches_start(&caches, CACHE_OFF);
     CHECK_EQUAL(cpu_cache_push_some(&caches, 1, &block, 1) + cpu_cache_pop_some(&caches, 1, &block, 1), 0);
 }
 
