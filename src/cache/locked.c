@@ -36,12 +36,13 @@ static inline __attribute__((always_inline)) bool enter_among_threads(const stru
         cpu_cache_is_single_threaded(caches)) {
         return false;
     }
-    struct cpu_cache_state *state = &caches->states[thread_slot(caches->count)];
+    unsigned number = thread_slot(caches->count);
+    struct cpu_cache_state *state = &caches->states[number];
     if (!cpu_cache_is_open(state)) {
         return false;
     }
     *lock = &state->lock;
-    *words = cpu_cache_words(caches, state);
+    *words = caches->base + ((size_t)number << CPU_CACHE_SHIFT); /* cpu_cache_words divides */
     lock_acquire(*lock);
     return true;
 }
