@@ -53,9 +53,12 @@ bool locked_pop(const struct cpu_caches *caches, uint32_t size_class, void **pop
     if (!enter_among_threads(caches, &lock, &words)) {
         return false;
     }
-    bool found = stack_pop(stack_of(words, size_class), popped);
+    if (!stack_pop(stack_of(words, size_class), popped)) {
+        lock_release(lock);
+        return false;
+    }
     lock_release(lock);
-    return found;
+    return true; /* a constant needs no register over the call */
 }
 
 bool locked_push(const struct cpu_caches *caches, uint32_t size_class, void *block) {
